@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import random
 from typing import Any
@@ -186,6 +187,54 @@ def test_a_guess_that_repeats_an_item_is_taken_back() -> None:
     assert b'"' in allowed('["b')
     assert b'"' in allowed('["b","a')
     assert b'"' not in allowed('["b","a","b')
+
+
+TWO_LISTS = {
+    "type": "object",
+    "properties": {
+        "a": listed({"type": "string", "pattern": "^[a-h]$"}),
+        "b": listed({"type": "string", "pattern": "^[ab]$"}),
+        "c": listed({"anyOf": [{"type": "boolean"}, {"type": "integer"}]}),
+    },
+}
+BEGINNINGS = (
+    '{"a":["',
+    '{"a":["a"',
+    '{"a":["a","b","',
+    '{"b":["a"',
+    '{"b":["a","b"',
+    '{"b":["b","',
+    '{"c":[1,',
+    '{"c":[true,false',
+)
+
+
+@pytest.mark.parametrize("said", BEGINNINGS)
+def test_nothing_is_left_of_a_guess_that_was_taken_back(said: str) -> None:
+    """Not even what was counted at a place where another list is now."""
+    text = np.array(list(said.encode()), np.int32)
+    expected = matcher_of(TWO_LISTS).allowed(text)
+    for guess in BEGINNINGS:
+        matcher = GRAMMARS[True].begin(1)
+        for end in range(len(guess)):
+            matcher.allowed(np.array(list(guess[: end + 1].encode()), np.int32))
+        assert (matcher.allowed(text) == expected).all(), guess
+
+
+ITEMS = (True, False, 1, 0, 1.0, "1", "true", None, [], [1], [True], {}, {"a": 1}, {"a": True}, {"a": 1.0})
+
+
+def test_items_are_distinct_as_in_json() -> None:
+    schema = {"type": "array", "uniqueItems": True}
+    matcher_of(schema)
+    judge = jsonschema.Draft202012Validator(schema)
+    for pair in itertools.product(ITEMS, repeat=2):
+        text = np.array(list(json.dumps(pair).encode()), np.int32)
+        try:
+            is_taken = bool(GRAMMARS[True].begin(1).allowed(text)[[*GRAMMARS[True].ends]].any())
+        except GrammarError:
+            is_taken = False
+        assert is_taken is judge.is_valid([*pair]), pair
 
 
 @pytest.mark.parametrize("most", [{"type": "string", "pattern": "^[ab]$"}, {"type": "boolean"}, {"enum": [1, 1.0, 2]}])

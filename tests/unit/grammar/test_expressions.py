@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import random
 import re
 import time
@@ -41,11 +42,11 @@ PATTERNS = [
 TOO_LARGE_TO_NEGATE = {PATTERNS[number] for number in (0, 1, 7, 14, 18, 20, 21)}
 
 
-def _ending_at_the_end(pattern: str) -> re.Pattern[str]:
+def _ending_at_the_end(pattern: str, flag: re.RegexFlag = re.ASCII) -> re.Pattern[str]:
     """The pattern in Python's dialect, whose dollar also matches before a newline."""
     pattern = re.sub(r"\\[xu]\{([0-9a-f]+)\}", lambda found: f"\\U{int(found[1], 16):08x}", pattern)
     ends = re.sub(r"\[(?:\\.|[^\]])*\]|\\.|\$", lambda found: r"\Z" if found[0] == "$" else found[0], pattern)
-    return re.compile(ends, re.ASCII)
+    return re.compile(ends, flag)
 
 
 def _texts(pattern: str, count: int) -> list[str]:
@@ -115,6 +116,42 @@ def test_an_expression_takes_bounded_time(pattern: str) -> None:
     plain_parts(pattern)
     negated_pattern(pattern)
     assert time.process_time() - begun_s < 2
+
+
+# Classes and edges on which dialects differ beyond ASCII.
+IN_DOUBT = [
+    *(rf"^(?=[{members}]+$)" for members in (r"^\d", r"\d_", r"^\W", r"^\W\d", r"\W\d", r"^\s", r"\S", r"^\D", r"a\D")),
+    *(rf"^(?![{members}])" for members in (r"^\d", r"\d_", r"^\W\d", r"^\s", r"\S", r"\D")),
+    *(
+        r"\bab\b",
+        r"^a\b",
+        r"\ba",
+        r"b\b",
+        r"a\Bb",
+        r"\Ba",
+        r"b\B",
+        r"^(?!.*\bab\b)",
+        r"^(?!.*\Bb)",
+        r"(?<=\w)a",
+        r"(?<!\d)a",
+    ),
+]
+
+
+@pytest.mark.parametrize("pattern", IN_DOUBT)
+def test_what_is_in_doubt_is_taken_by_neither(pattern: str) -> None:
+    """An expression allows what all dialects match, and its negation what none does."""
+    one, negated = plain(pattern), negated_pattern(pattern)
+    assert one is not None
+    assert negated is not None
+    takes, refuses = _ending_at_the_end(one), _ending_at_the_end(negated)
+    dialects = [_ending_at_the_end(pattern, flag) for flag in (re.ASCII, re.UNICODE)]
+    for letters in itertools.chain(*(itertools.product("ab1 _\u0663\u00e9\u3000", repeat=count) for count in range(4))):
+        text = "".join(letters)
+        found = {dialect.search(text) is not None for dialect in dialects}
+        assert takes.search(text) is None or found == {True}, text
+        assert refuses.search(text) is None or found == {False}, text
+        assert not text.isascii() or (takes.search(text) is None) is (refuses.search(text) is not None), text
 
 
 def test_a_word_beside_another_script_is_in_doubt() -> None:

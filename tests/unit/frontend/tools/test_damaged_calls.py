@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import json
 import random
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, NamedTuple
 
 import pytest
@@ -133,6 +133,20 @@ def test_every_subset_of_closers_may_be_missing(family: str) -> None:
     """C03. vLLM pull requests 23099 and 35615, issue 57699: a value without a closing tag took the next ones in."""
     for text in texts_without(WRITTEN[family]):
         assert calls_of(family, text) == BOTH, text
+
+
+@pytest.mark.parametrize("family", WRITTEN)
+def test_a_call_breaks_off_before_the_next_one(family: str) -> None:
+    """The next one is whole, and the first has nothing that was not written."""
+    pieces = list(map(_text, WRITTEN[family]))
+    following = next(at for at, piece in enumerate(pieces) if "look_up" in piece)
+    for end in range(1, following):
+        text = "".join([*pieces[:end], "\n" * (not pieces[end - 1].endswith("\n")), *pieces[following:]])
+        *first, last = calls_of_damaged(family, text)
+        assert last == ("call", "look_up", GIVEN), text
+        assert len(first) <= 1, text
+        for _, name, given in first:
+            assert (name, {**GIVEN, **(given or {})}) == ("add", GIVEN), text
 
 
 def test_a_list_of_calls_lacks_closers() -> None:
@@ -334,6 +348,29 @@ def test_a_call_that_the_length_cut_is_not_completed(family: str) -> None:
     choice = said(family, half, end=FinishReason.LENGTH)
     assert choice.blocks[-1].text.endswith('"s": "Os')
     assert choice.finish_reason(FinishReason.LENGTH) == "length"
+
+
+WRAPPERS: tuple[Callable[[Any], Any], ...] = (
+    lambda one: [one],
+    lambda one: [1, one],
+    lambda one: {"k": one},
+    lambda one: {"k": one, "m": 2},
+)
+
+
+def test_a_bracket_of_llama4_closes_those_inside_that_lack_their_own() -> None:
+    for wrappers in itertools.product(WRAPPERS, repeat=3):
+        value: Any = 5
+        for wrapper in wrappers:
+            value = wrapper(value)
+        written = repr(value)
+        for at, (one, after) in enumerate(itertools.pairwise(written)):
+            if {one, after} == set("]}"):
+                text = f"[add(o={written[:at]}{written[at + 1 :]}, n=3), look_up(n=2)]"
+                assert calls_of("llama4", text) == [
+                    ("call", "add", {"o": value, "n": 3}),
+                    ("call", "look_up", {"n": 2}),
+                ]
 
 
 @pytest.mark.parametrize("damaged", ["@@", "1 2", "", "{1: 2}", "'a' @", "1, 7", "[1, @, 2", "f(1, 2)", "<1"])

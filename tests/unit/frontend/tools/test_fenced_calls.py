@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 
 import pytest
@@ -70,6 +71,20 @@ def test_a_fence_that_is_content_stays(family: str) -> None:
     assert (first, found) == ("Use ```x```\n``", FOUND)
     for text in ("```", "a\n```json", "``", "```json\n", f"{block}\n", "```json\n{}\n```"):
         assert parts_of(family, text) == [("content", text)]
+
+
+@pytest.mark.parametrize("family", OF_FAMILY)
+def test_calls_and_blocks_of_content_come_in_any_order(family: str) -> None:
+    call = OF_FAMILY[family]
+    calls = (call, f"```json\n{call}\n```")
+    for count in (1, 2, 3):
+        for written in itertools.product((*calls, "Some `x`.", "```python\nx = 1\n```"), repeat=count):
+            runs = itertools.groupby(written, key=calls.__contains__)
+            expected: list[tuple[str, ...]] = []
+            for are_calls, run in runs:
+                expected += [FOUND for _ in run] if are_calls else [("content", "\n".join(run))]
+            found = parts_of(family, "\n".join(written))
+            assert [(*part[:-1], part[-1].strip()) for part in found] == expected
 
 
 def test_a_fence_without_a_call_stays() -> None:

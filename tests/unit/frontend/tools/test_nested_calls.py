@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 from typing import Any
 
@@ -26,6 +27,11 @@ def glm(given: dict[str, str], name: str = "write") -> str:
 
 
 WRITERS = {"qwen3_coder": qwen, "glm45": glm}
+OPENERS = {
+    qwen: ("<parameter=text>", "<parameter=n>", "<function=read>"),
+    glm: ("<arg_key>text</arg_key>", "<arg_key>n</arg_key>", "<arg_key>", "<arg_value>"),
+}
+CLOSERS = {qwen: ("</parameter>", "</function>"), glm: ("</arg_value>",)}
 # What a value may hold, in either family's words.
 VALUES = {
     "a call": lambda write: write({"n": "1"}, "read"),
@@ -37,6 +43,7 @@ VALUES = {
     "a call of an unknown tool": lambda write: write({"n": "1"}, "other"),
     "a call in JSON": lambda _: '<tool_call>{"name": "read", "arguments": {}}</tool_call>\n<tool_call>{}</tool_call>',
     "an opening tag": lambda _: 'tag = "<tool_call>"',
+    "the tag of its own argument": lambda write: f"see {OPENERS[write][0]} above",
 }
 
 
@@ -74,6 +81,20 @@ def test_a_value_holds_the_closing_tags_of_its_call() -> None:
     for given in ({"text": value}, {"text": value, "n": "2"}):
         ((name, found),) = calls_of("qwen3_coder", qwen(given))
         assert (name, found["text"]) == ("write", value)
+
+
+@pytest.mark.parametrize("family", WRITERS)
+def test_space_after_the_tags_in_a_value_makes_no_difference(family: str) -> None:
+    """Whatever the tags come to: the same calls, and the same values but for the space."""
+    write = WRITERS[family]
+    openers = ("<tool_call>", *OPENERS[write])
+    for tags in itertools.product((*openers, *CLOSERS[write], "</tool_call>"), repeat=3):
+        found = []
+        for space in ("", " "):
+            value = "".join(tag + space * (tag in openers) for tag in tags)
+            parts = shown(parts_of(family, [f"{write({'text': value})}\n{write({'n': '3'}, 'read')}"]))
+            found.append([tuple(text.replace(" ", "") for text in part) for part in parts])
+        assert found[0] == found[1], tags
 
 
 @pytest.mark.parametrize("family", WRITERS)
