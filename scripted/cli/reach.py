@@ -2,34 +2,52 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.console import Console
 
-from scripted.cli.console import ADAPTER_OPTION, plain_console
+from scripted.cli.console import ADAPTER_OPTION, FAILURES_OPTION, plain_console
 from scripted.core.adapters import DEFAULT_ADAPTER
+from scripted.search.failure_database import DEFAULT_FAILURES
 
 if TYPE_CHECKING:
     from scripted.core.schedule import Schedule
     from scripted.search.reach import MeasuredReach
 
 _WORKLOADS = 200
+FailingSchedule = Annotated[
+    str, typer.Argument(metavar="SCHEDULE|N", help="a failing schedule, as one line, or the number of a finding")
+]
 
 
 def reach(
-    schedule: Annotated[str, typer.Argument(metavar="SCHEDULE", help="a failing schedule, as one line")],
+    schedule: FailingSchedule,
     workloads: Annotated[
         int, typer.Option(min=0, help="how many random workloads to run with these settings")
     ] = _WORKLOADS,
     adapter: Annotated[str, ADAPTER_OPTION] = DEFAULT_ADAPTER,
+    failures: Annotated[Path, FAILURES_OPTION] = DEFAULT_FAILURES,
 ) -> None:
     """Measure how common a failure is, and who can cause it."""
-    from scripted.core.schedule import Schedule
     from scripted.search.reach import reach_of
 
-    console = plain_console()
-    show_reach(console, reach_of(Schedule.parse(schedule, of=adapter), workloads=workloads))
+    show_reach(plain_console(), reach_of(named_schedule(schedule, adapter, failures), workloads=workloads))
+
+
+def named_schedule(text: str, adapter: str, failures: Path) -> Schedule:
+    """Parse a schedule, or return that of the finding whose number is given.
+
+    Raises ScriptDefinitionError for a text that is neither.
+    """
+    from scripted.core.schedule import Schedule
+    from scripted.search.failure_database import FailureDatabase
+
+    if text.isascii() and text.isdecimal():
+        saved = FailureDatabase(failures).numbered(int(text))
+        return Schedule.parse(saved.schedule, of=saved.adapter)
+    return Schedule.parse(text, of=adapter)
 
 
 def show_reach(console: Console, found: MeasuredReach) -> None:

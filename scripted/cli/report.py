@@ -8,10 +8,11 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from lockstep.output_files import require_writable, write_output
-from scripted.cli.console import ADAPTER_OPTION, plain_console
-from scripted.cli.reach import lines_of, server_lines
+from scripted.cli.console import ADAPTER_OPTION, FAILURES_OPTION, plain_console
+from scripted.cli.reach import FailingSchedule, lines_of, named_schedule, server_lines
 from scripted.core.adapters import DEFAULT_ADAPTER
 from scripted.core.refusals import ScriptDefinitionError
+from scripted.search.failure_database import DEFAULT_FAILURES
 
 if TYPE_CHECKING:
     from scripted.core.schedule import Schedule
@@ -25,20 +26,20 @@ _WORKLOADS = 200
 
 
 def report(
-    schedule: Annotated[str, typer.Argument(metavar="SCHEDULE", help="a failing schedule, as one line")],
+    schedule: FailingSchedule,
     markdown: Annotated[Path | None, typer.Option(metavar="FILE", help="write the report to FILE")] = None,
     workloads: Annotated[
         int, typer.Option(min=0, help="how many random workloads to run with these settings")
     ] = _WORKLOADS,
     adapter: Annotated[str, ADAPTER_OPTION] = DEFAULT_ADAPTER,
+    failures: Annotated[Path, FAILURES_OPTION] = DEFAULT_FAILURES,
 ) -> None:
     """Write a failing schedule as a bug report for its project."""
-    from scripted.core.schedule import Schedule
     from scripted.report.issue import PLAIN_FORM
     from scripted.search.reach import reach_of, server_of
 
     require_writable("--markdown", markdown)
-    read = Schedule.parse(schedule, of=adapter)
+    read = named_schedule(schedule, adapter, failures)
     found = reach_of(read, workloads=workloads)
     text = issue_of(found).text(server_of(read).issue_form or PLAIN_FORM)
     if markdown is None:

@@ -63,5 +63,6 @@ def environment_of(packages: Sequence[str]) -> str:
 
 
 def fenced(text: str, language: str = "text") -> str:
-    """Return a fenced code block."""
-    return f"```{language}\n{text.strip()}\n```"
+    """Return a fenced code block; the indentation of its first line is kept."""
+    body = text.strip("\n")
+    return f"```{language}\n{body}\n```"

@@ -55,6 +55,18 @@ def test_a_finding_is_listed_shown_shrunk_and_forgotten() -> None:
         run("findings", "show", "1")
 
 
+def test_a_finding_is_reported_and_measured_by_its_number(kept: Path, tmp_path: Path) -> None:
+    """A maintainer gets the same file as from the schedule itself."""
+    files = [tmp_path / name for name in ("number.md", "schedule.md")]
+    for what, file in zip(("1", str(RACE)), files, strict=True):
+        assert run("report", what, "--workloads", "0", "--markdown", str(file)) == (0, "")
+    assert files[0].read_text() == files[1].read_text()
+    assert "```text\n    " in files[0].read_text(), "the head of the table stands over its column"
+    assert "start long-name" in run("reach", "1", "--workloads", "0", "--failures", str(kept))[1]
+    with pytest.raises(ScriptDefinitionError, match="keeps no finding 2; there are: 1"):
+        run("report", "2")
+
+
 def test_a_known_finding_fails_no_search(kept: Path) -> None:
     """The first three lines of the report say what was run, what was found and what to do now."""
     explore = ("explore", str(RACE), "--schedules", "1")
