@@ -27,7 +27,7 @@ from engine.grammar.json_positions import (
     Walk,
 )
 from engine.grammar.patterns import QUIET
-from engine.grammar.schema_ends import listed, target_in
+from engine.grammar.schema_ends import listed, named, target_in
 
 # How often one mask may look beyond a token; then a token counts as one that leads on.
 _MOST_LOOKS: Final = 512
@@ -56,6 +56,12 @@ _ZEROS: Final = (b"0", b"-0")
 # The longest text to try whether a list can be filled.
 _MOST_BYTES: Final = 4000
 _CLOSERS: Final = b'"]},'
+
+
+# The keywords of an object that narrow no value of its properties.
+_OF_PLAIN_OBJECTS: Final = frozenset(
+    ("type", "properties", "required", "additionalProperties", "title", "description", "default", "examples")
+)
 
 
 class Vocabulary:
@@ -106,12 +112,36 @@ class Guard:
         self._schema = schema
         self.vocabulary = vocabulary
         self.walk = Walk(schema, self.target)
+        self._free_names: dict[int, tuple[bytes, ...] | None] = {}
         # Tokens that may be anywhere between two JSON tokens, and change nothing.
         self.idle = vocabulary.spaces & (not has_distinct_containers(schema))
 
     def target(self, schema: Any) -> Any:
         found = target_in(self._schema, schema) if isinstance(schema, dict) else None
         return schema if found is None else found[1]
+
+    def has_free_part(self, schema: Any, begun: bytes) -> bool:
+        """Return whether a part of an open object is still to come that has infinitely many values; False in doubt."""
+        if id(schema) not in self._free_names:
+            self._free_names[id(schema)] = self._free_names_of(self.target(schema))
+        names = self._free_names[id(schema)]
+        return names is not None and (not names or any(name not in begun for name in names))
+
+    def _free_names_of(self, schema: Any) -> tuple[bytes, ...] | None:
+        """Return the required names with free values, none if it may have any further name; None if no part is free."""
+        if not isinstance(schema, dict) or schema.get("type") != "object" or not schema.keys() <= _OF_PLAIN_OBJECTS:
+            return None
+        if schema.get("additionalProperties", True) in (True, {}):
+            return ()
+        properties = named(schema, "properties")
+        free = [
+            f'"{name}"'.encode()
+            for name in listed(schema, "required")
+            if isinstance(name, str)
+            and name.isidentifier()
+            and any(is_free(properties.get(name), kind, self.target) for kind in _NARROWS)
+        ]
+        return tuple(free) or None
 
     def begin(self) -> Distinctness:
         return Distinctness(self)
@@ -203,8 +233,8 @@ class Distinctness:
         if after.is_error():
             return False
         allowed = np.unpackbits(bits, bitorder="little", count=len(self._vocabulary.texts)).view(np.bool_)
-        idle = 0 if then.mode in _INSIDE else int((allowed & self._guard.idle).sum())
-        others = int(allowed.sum()) - idle - len(tried := self._to_try(allowed, then, longer))
+        idle = 0 if then.mode in _INSIDE else int(np.count_nonzero(allowed & self._guard.idle))
+        others = int(np.count_nonzero(allowed)) - idle - len(tried := self._to_try(allowed, then, longer))
         if outer.start is not None:
             self._ways[key] = others + sum(1 for one in self._spent(then, longer) if allowed[one])
         if others > 0:
@@ -296,6 +326,8 @@ class Distinctness:
         items = [one["items"] for one in frame.schemas if "items" in one]
         if any("prefixItems" in one for one in frame.schemas):
             return False
+        if begun[:1] in (b"", b"{") and len(items) == 1 and self._guard.has_free_part(items[0], begun):
+            return True
         return any(all(is_free(one, kind, self._guard.target) for one in items) for kind in kinds)
 
 
@@ -327,8 +359,8 @@ def is_free(schema: Any, kind: str, target: Target, depth: int = 0) -> bool:
         return schema is True
     if not isinstance(schema, dict):
         return False
-    named = target(schema)
-    if named is not schema and not is_free(named, kind, target, depth + 1):
+    meant = target(schema)
+    if meant is not schema and not is_free(meant, kind, target, depth + 1):
         return False
     types = schema.get("type", [kind])
     kinds = {"number" if one == "integer" else one for one in (types if isinstance(types, list) else [types])}

@@ -13,6 +13,8 @@ import pytest
 
 from engine.core.limits import EMBEDDED_FACTS
 from engine.grammar.compiled import CompiledGrammars, GrammarError, Matcher
+from engine.grammar.distinct import Distinctness
+from engine.grammar.json_positions import Position
 from engine.grammar.source import fault_of, schema_grammar
 from engine.model.embedded import embedded_folder
 
@@ -272,3 +274,25 @@ def test_a_token_with_a_whole_item(items: Any, said: str, forbidden: list[str], 
     texts = [tokenizer.decode_bytes([token]).decode(errors="replace") for token in range(tokenizer.vocab_size)]
     mask = matcher.allowed(np.array(tokenizer.greedy_tokenize(said), np.int32))
     assert [text for text in (*forbidden, *free) if mask[texts.index(text)]] == free
+
+
+def test_an_item_with_a_text_to_come_is_not_looked_ahead_of(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each look costs a mask of the library, and an item whose text is still to come may become any."""
+    looks, leads_on = list[bytes](), Distinctness._leads_on
+
+    def counted(items: Distinctness, matcher: Any, token: int, then: Position, text: bytes) -> bool:
+        looks.append(text)
+        return leads_on(items, matcher, token, then, text)
+
+    monkeypatch.setattr(Distinctness, "_leads_on", counted)
+    text = b'[{"n": 1, "s": "a", "o": true}, {"n": 1, "s": "a", "o": false}, {"n": 1, "s": "b", "o": true}]'
+    properties = {"n": {"type": "integer"}, "s": {"type": "string"}, "o": {"type": "boolean"}}
+    item = {"type": "object", "properties": properties, "required": list(properties), "additionalProperties": False}
+    matcher = matcher_of({"type": "array", "items": item, "uniqueItems": True})
+    tokenizer = GRAMMARS[True]._library_tokenizer()
+    said = np.array(tokenizer.tokenize_bytes(text), np.int32)
+    for end in range(len(said)):
+        assert matcher.allowed(said[:end])[said[end]], text[:end]
+    assert looks
+    assert all(b'"s' in look.rpartition(b"{")[2] for look in looks)
+    assert not any(look.endswith((b"}", b"},", b"}, ")) for look in looks)
