@@ -96,10 +96,30 @@ def test_doubled_tags_are_no_text(family: str, text: str, expected: list[tuple[s
         ("llama4", "<|python_start|>add(n=1)<|python_end|>"),
         ("deepseek", v31('\n```json\n{"n": 1}\n```\n')),
         ("deepseek", v3('```\n{"n": 1}\n```')),
+        ("deepseek", f'{CALLS}{CALL}add\n```json\n{{"n": 1}}\n```{END_CALL}{END_CALLS}'),
+        ("llama3", '<function=add>{"n": 1}</function>'),
+        ("llama3", '<function=add> {"n": 1}'),
+        ("qwen3_coder", TAGS.replace("<function=add>", "<add>").replace("</function>", "</add>")),
+        ("qwen3_coder", TAGS.replace("<function=add>", '<invoke name="add">').replace("</function>", "</invoke>")),
+        ("qwen3_coder", TAGS.replace("<function=add>", "<tool=add>").replace("</function>\n", "")),
     ],
 )
 def test_a_call_in_the_form_of_another_model(family: str, text: str) -> None:
     assert parse(family, text) == ONE
+
+
+@every_case(
+    ("family", "text"),
+    [
+        ("llama3", '<function=sub>{"n": 1}</function>'),
+        ("llama3", "<function=add>(1)</function>"),
+        ("llama3", "<function=add"),
+        ("qwen3_coder", "<tool_call>\n<b>add</b>\n</tool_call>"),
+        ("deepseek", f"{CALL}sub\n```json\n{{}}\n```{END_CALL}"),
+    ],
+)
+def test_other_tags_are_content_as_they_were_written(family: str, text: str) -> None:
+    assert parse(family, text) == [("content", text)]
 
 
 def test_no_argument_of_a_tag_with_attributes_is_lost() -> None:

@@ -78,6 +78,9 @@ class DeepSeekParser(CallParser):
         name = yield from self._read_name()
         separated = (yield from text.marker((SEPARATOR,))) is not None
         yield from text.run(SPACE)
+        if not separated and name in self._tools:
+            # The fence after a name separates it from its arguments.
+            separated = yield from self._skip_fence()
         fenced = False
         if separated and (yield from text.peek()) not in _BEGINNINGS:
             kind, name = name, (yield from self._read_name())

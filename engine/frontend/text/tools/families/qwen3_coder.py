@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import Final
 
 from engine.frontend.text.incoming_text import Reading
@@ -36,11 +36,11 @@ def _opener_of(tag: str, openers: Sequence[str] = _PARAMETERS) -> str:
     return next((opener for opener in openers if tag.startswith(opener)), "")
 
 
-def _misspelt_opener_of(tag: str, properties: Properties) -> str:
-    """Return the same for a tag of any other element with the name of a parameter."""
+def _misspelt_opener_of(tag: str, names: Collection[str]) -> str:
+    """Return the same for a tag of any other element with one of some names."""
     found = _ELEMENT.match(tag)
     opener = found.group() if found else ""
-    return opener if opener and _name_in(tag.removeprefix(opener).removesuffix(">")) in properties else ""
+    return opener if opener and _name_in(tag.removeprefix(opener).removesuffix(">")) in names else ""
 
 
 def _element_of(opener: str) -> str:
@@ -96,14 +96,21 @@ class Qwen3CoderParser(CallParser):
                     if (yield from self._read_objects()):
                         yield from self._skip_closers(CLOSE)
                     continue
+            opener = found
             if found == OPEN and (yield from text.marker(_FUNCTIONS)) is None:
-                self._give_back()
-                continue
-            yield from self._read_function(nested, opening, bare=found != OPEN)
+                opener = _misspelt_opener_of((yield from text.tag()), self._tools)
+                text.take(len(opener))
+                if not opener:
+                    self._give_back()
+                    continue
+            yield from self._read_function(nested, opening, opener)
 
-    def _read_function(self, nested: NestedCalls, opening: CallOpening, *, bare: bool) -> Reading[None]:
+    def _read_function(self, nested: NestedCalls, opening: CallOpening, opener: str) -> Reading[None]:
+        """Read a function after the beginning of its tag, or after the usual one behind the tag of a call."""
         text = self._text
         name = yield from self._read_name()
+        bare = opener != OPEN
+        element = "" if opener in (OPEN, *_FUNCTIONS) else _element_of(opener) or name
         # Even without its bracket the tag belongs to a call if it names a tool.
         closed = (yield from text.peek()) == ">"
         if not name or ((bare or not closed) and name not in self._tools):
@@ -120,7 +127,7 @@ class Qwen3CoderParser(CallParser):
         text.unmark()
         self._parts.begin(name)
         arguments, properties = WrittenArguments(self._parts), self._properties.get(name, {})
-        values = self._values_of(arguments, properties, nested, opening)
+        values = self._values_of(arguments, properties, nested, opening, element)
         while opener := (yield from self._next_parameter(properties)):
             key = yield from self._read_name()
             closed = (yield from text.peek()) == ">"
@@ -139,9 +146,14 @@ class Qwen3CoderParser(CallParser):
             arguments.end()
 
     def _values_of(
-        self, arguments: WrittenArguments, properties: Properties, nested: NestedCalls, opening: CallOpening
+        self,
+        arguments: WrittenArguments,
+        properties: Properties,
+        nested: NestedCalls,
+        opening: CallOpening,
+        element: str,
     ) -> TaggedValues:
-        """Return the reader of the call's values."""
+        """Return the reader of the values of a call. ``element`` is the name of its tag, unless it is the usual one."""
 
         def forgotten(tag: str, at_line_start: bool) -> Reading[bool]:
             if opener := _opener_of(tag):
@@ -153,7 +165,7 @@ class Qwen3CoderParser(CallParser):
             self._text,
             close=END_PARAMETER,
             followers=(*_PARAMETERS, OPEN, *_FUNCTIONS),
-            closers=(END_FUNCTION, CLOSE),
+            closers=(END_FUNCTION, CLOSE, *([f"</{element}>"] if element else [])),
             forgotten=forgotten,
             nested=nested,
             opens=lambda tag: bool(_misspelt_opener_of(tag, properties)),
