@@ -8,9 +8,9 @@ from __future__ import annotations
 import inspect
 import json
 import shlex
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 import msgspec
 
@@ -49,7 +49,7 @@ def show_run(
     outcome = run_script(
         spec, tier=tier, arguments=arguments, mutant=mutant, every_step=every_step, replay=shlex.join(words)
     )
-    if outcome.error is not None:
+    if outcome.error is not None and outcome.error.report.ending is None:
         console.print(outcome.error.report.render(), soft_wrap=True)
         console.print()
     console.print("\n".join(_verdict(spec, outcome, mutant)), soft_wrap=True)
@@ -61,10 +61,17 @@ def show_run(
     return outcome.passed
 
 
+# Words for the ends of scripts by pytest's calls; the exit status is 1, because such a script did not pass.
+_ENDINGS: Final[Mapping[str, str]] = {"skip": "skipped", "xfail": "failed as expected"}
+
+
 def _verdict(spec: str, outcome: RecordedRun, mutant: str | None) -> Iterator[str]:
-    how = "passed" if outcome.passed else "failed"
+    ending = None if outcome.error is None else outcome.error.report.ending
+    how = "passed" if outcome.passed else "failed" if ending is None else _ENDINGS[ending.kind]
     where = f"{outcome.tier} tier of {outcome.test.adapter}" + (f", mutant {mutant}" if mutant else "")
     yield f"{how}: {spec} ({where}), {outcome.steps} steps in {outcome.seconds:.2f} s"
+    if ending is not None:
+        yield f"because: {ending.reason}"
     done = outcome.success
     if done is not None and outcome.trace is not None:
         plans = getattr(done, "plan_digest", "")

@@ -8,13 +8,14 @@ from typing import Annotated
 import typer
 
 from scripted.cli.console import plain_console
+from scripted.core.refusals import ScriptDefinitionError
 
 EXIT_STANDS = 1
 
 
 def stuck(
     where: Annotated[
-        Path, typer.Argument(metavar="RECORDING|FOLDER", help="a recording, or the LOCKSTEP_RECORD of a running server")
+        str, typer.Argument(metavar="RECORDING|FOLDER", help="a recording, or the LOCKSTEP_RECORD of a running server")
     ],
 ) -> None:
     """Show which requests are stuck, and what each waits for.
@@ -24,7 +25,12 @@ def stuck(
     """
     from scripted.reruns import stands_in
 
-    path, stands, lines = stands_in(where)
+    if "://" in where:
+        raise ScriptDefinitionError(
+            f"scripted stuck takes a recording, or the folder that LOCKSTEP_RECORD names for a running server, got the "
+            f"URL {where!r}; give the folder"
+        )
+    path, stands, lines = stands_in(Path(where))
     console = plain_console()
     for line in lines:
         console.print(line, soft_wrap=True)

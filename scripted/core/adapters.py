@@ -14,7 +14,7 @@ import traceback
 from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
-from types import FunctionType, ModuleType
+from types import ModuleType
 from typing import Final, Protocol, cast, runtime_checkable
 
 from scripted.core.installed import harness_packages, installed_adapters
@@ -80,8 +80,7 @@ def adapter_named(name: str) -> Adapter:
 
 def adapter_for(config: object) -> str:
     """Name the first installed adapter whose configurations have this type. Raises ScriptDefinitionError."""
-    # A function is a script whose decorator lacks its configuration; loading every engine to find out takes seconds.
-    for name in () if isinstance(config, FunctionType) else installed_adapters():
+    for name in installed_adapters():
         # An adapter whose engine is not installed cannot be loaded, so the configuration is not one of its own.
         with suppress(ScriptDefinitionError, ImportError):
             adapter = adapter_named(name)

@@ -152,7 +152,7 @@ def spec_of(test: Callable[..., object]) -> ScriptedTest:
 
 def _adapter_of(config: object, settings: Mapping[str, object]) -> str:
     """Name the adapter whose configurations have this type. Raises ScriptDefinitionError."""
-    if config is None:
+    if config is None or inspect.isfunction(config):  # a function is a script decorated without parentheses
         raise ScriptDefinitionError(
             "@scripted takes a configuration; write @scripted(EngineConfig(...)) above the function, or "
             "@scripted(adapter=...) for another scheduler"

@@ -46,6 +46,16 @@ def test_fails_at_once(t):
     raise RuntimeError("at once")
     yield
 
+@scripted(EngineConfig(), tiers=("sim",))
+def test_skips(t):
+    yield
+    pytest.skip("no such tree")
+
+@scripted(EngineConfig(), tiers=("sim",))
+def test_is_expected_to_fail(t):
+    yield
+    pytest.xfail("a known bug")
+
 def plain(t):
     yield
 
@@ -112,6 +122,18 @@ def test_parameters_are_given_as_json(monkeypatch, capsys, scripts):
     assert "--arg tokens=4" in out
 
 
+@pytest.mark.parametrize(
+    ("name", "how", "reason"),
+    [("test_skips", "skipped", "no such tree"), ("test_is_expected_to_fail", "failed as expected", "a known bug")],
+)
+def test_a_run_that_pytest_ended_says_so(monkeypatch, capsys, scripts, name, how, reason):
+    """It neither passed nor has a failure to report."""
+    assert run_main(monkeypatch, "run", f"{scripts}::{name}") == 1
+    out = capsys.readouterr().out
+    assert out.startswith(f"{how}: {scripts}::{name} (sim tier of lockstep), 1 steps in ")
+    assert out.endswith(f"because: {reason}\n")
+
+
 def test_a_run_without_steps_writes_no_trace_and_says_so(monkeypatch, capsys, scripts, tmp_path):
     path = tmp_path / "trace.jsonl"
     assert run_main(monkeypatch, "run", f"{scripts}::test_fails_at_once", "--trace", str(path)) == 1
@@ -129,6 +151,7 @@ def test_a_run_without_steps_writes_no_trace_and_says_so(monkeypatch, capsys, sc
         (["run", "{file}::test_one", "--arg", "chunk"], "NAME=VALUE, got 'chunk'"),
         (["run", "{file}::test_only_sim", "--tier", "server"], "runs in sim only"),
         (["run", "{file}::test_one", "--mutant", "flush-ignores"], f"did you mean '{BUG}'"),
+        (["stuck", "http://127.0.0.1:30000"], "got the URL 'http://127.0.0.1:30000'; give the folder"),
         (["view", "{recording}"], "is a recording and not a trace; run it again and keep the trace: scripted replay"),
         (["replay", ""], "a schedule must not be empty"),
         (["replay", "default"], "has no actions, so replaying it shows nothing"),

@@ -218,6 +218,7 @@ def script(t):
         ({"adapter": FIXED, "must_reach": "window"}, "write must_reach="),
         ({"adapter": FIXED, "config": 5}, "takes settings by name, or one Config; got 5"),
         ({"blocks": 12}, "@scripted takes a configuration; .* or @scripted.adapter=...."),
+        ({"config": script}, r"takes a configuration; write @scripted\(EngineConfig\(...\)\) above the function"),
     ],
 )
 def test_what_cannot_be_a_script_is_refused(arguments: dict[str, Any], words: str) -> None:
