@@ -40,7 +40,17 @@ _NEAREST: Final[Mapping[str, tuple[str, ...]]] = {
     "text.answer": ("test_detokenizer", "test_stop_strings", "test_marker_decoder", "test_input_logprobs"),
     "text.dialect": ("test_dialect", "test_reasoning", "tools/test_call_parsers", "tools/test_damaged_calls"),
     "text.reasoning": ("test_reasoning", "test_dialect"),
-    "text.tools": ("tools/test_call_parsers", "tools/test_damaged_calls", "tools/test_named_arguments"),
+    "text.tools": (
+        "tools/test_call_parsers",
+        "tools/test_damaged_calls",
+        "tools/test_named_arguments",
+        "tools/test_json_of_models",
+        "tools/test_forms_of_models",
+        "tools/test_nested_calls",
+        "tools/test_fenced_calls",
+        "tools/test_argument_rules",
+        "tools/test_call_grammar",
+    ),
     "sessions.sessions": ("test_sessions", "test_choices", "test_input_logprobs"),
     "sessions.requests": ("test_orders", "test_short_bodies", "test_protocol"),
     "openai.shapes": ("test_choices", "test_input_logprobs", "test_openai_client", "test_large_answers"),
@@ -62,6 +72,15 @@ _NEAREST: Final[Mapping[str, tuple[str, ...]]] = {
     "http.metrics": ("test_metrics",),
     "http.request_log": ("test_request_log",),
     "http.responses": ("test_routes", "test_http_semantics"),
+    "engine.grammar": (
+        "../grammar/test_values_of_schemas",
+        "../grammar/test_expressions",
+        "../grammar/test_integer_bounds",
+        "../grammar/test_grammar_source",
+        "../grammar/test_matcher",
+        "../grammar/test_distinct",
+        "../grammar/test_wild_schemas",
+    ),
 }
 
 
@@ -85,8 +104,9 @@ def results_in(file: Path) -> dict[str, Result]:
 
 
 def _noticed_by(mutant: Mutant, tree: EditedTree) -> str:
-    # The search runs nothing of HTTP.
-    number = None if ".http." in mutant.target else _schedule_that_fails(mutant)
+    # The search runs nothing of HTTP, and compiles no grammar.
+    is_searched = ".http." not in mutant.target and "engine.grammar." not in mutant.target
+    number = _schedule_that_fails(mutant) if is_searched else None
     return _test_that_fails(mutant, tree) if number is None else f"search, schedule {number}"
 
 
@@ -113,7 +133,11 @@ def _test_that_fails(mutant: Mutant, tree: EditedTree) -> str:
     failed = [line for line in done.stdout.splitlines() if line.startswith(("FAILED ", "ERROR "))]
     if done.returncode and not failed:
         raise RuntimeError(f"the tests of {mutant.name} did not run: {done.stdout}{done.stderr}")
-    return failed[0].split()[1].partition("[")[0].removeprefix("tests/unit/frontend/") if failed else _NOBODY
+    return (
+        failed[0].split()[1].partition("[")[0].removeprefix("tests/unit/").removeprefix("frontend/")
+        if failed
+        else _NOBODY
+    )
 
 
 def _nearest_tests(mutant: Mutant) -> list[str]:
@@ -124,7 +148,8 @@ def _nearest_tests(mutant: Mutant) -> list[str]:
 def page_of(mutants: Sequence[Mutant], results: dict[str, Result]) -> str:
     """Format the page."""
     about = (
-        "Batches of edits of `engine/frontend`, each invented before the search and the tests were read. "
+        "Batches of edits of `engine/frontend` and `engine/grammar`, each invented before the search and the tests "
+        "were read. "
         f"`python -m benchmarks.front_end_mutants` searches for each with {_SCHEDULES} schedules of `{_ADAPTER}`, "
         "gives what it misses to the unit tests nearest to the edited file, and writes this page from "
         "`benchmarks/front_end_mutants.toml`. The first result is of the code of the day on which a batch was "
