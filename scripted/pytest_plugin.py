@@ -221,9 +221,18 @@ def _show_group(item: pytest.Item, group: str) -> None:
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_pycollect_makeitem(collector: pytest.Module | pytest.Class, name: str, obj: object) -> None:
-    """Warn about a script that pytest leaves out because of its name or its class's name: it never runs."""
+    """Warn about a script that pytest leaves out because of its name or its class's name: it never runs.
+
+    A class from which a collected one inherits is not left out.
+    """
     if isinstance(obj, type) and not collector.classnamefilter(name):
-        scripts = [f"{name}.{part}" for part, value in vars(obj).items() if _scripted_test(value) is not None]
+        beside = [one for other, one in vars(collector.obj).items() if collector.classnamefilter(other)]
+        is_inherited = any(isinstance(one, type) and issubclass(one, obj) for one in beside)
+        scripts = (
+            []
+            if is_inherited
+            else [f"{name}.{part}" for part, value in vars(obj).items() if _scripted_test(value) is not None]
+        )
     else:
         module = collector.getparent(pytest.Module)
         is_here = module is not None and getattr(obj, "__module__", None) == module.obj.__name__

@@ -385,12 +385,39 @@ def test_that_runs(t):
 """
 
 
+INHERITED = """
+class Shared:
+    @scripted(EngineConfig())
+    def test_abort(self, t):
+        t.smoke()
+        yield
+
+
+class TestShared(Shared):
+    pass
+
+
+class Forgotten:
+    @scripted(EngineConfig())
+    def test_flush(self, t):
+        t.smoke()
+        yield
+"""
+
+
 def test_scripts_that_pytest_leaves_out_are_named(pytest_of) -> None:
     result = pytest_of(LEFT_OUT)
     result.assert_outcomes(passed=1, warnings=2)
     result.stdout.fnmatch_lines_random(
         ["*check_flush is decorated with @scripted and never runs*", "*Races.test_abort is*"]
     )
+
+
+def test_a_class_whose_scripts_run_in_another_one_is_not_named(pytest_of) -> None:
+    """F: the warning sent whoever shares scripts by a base class to rename it."""
+    result = pytest_of(LEFT_OUT.partition("@scripted(EngineConfig())\ndef check")[0] + INHERITED)
+    result.assert_outcomes(passed=1, warnings=1)
+    result.stdout.fnmatch_lines(["*Forgotten.test_flush is decorated with @scripted and never runs*"])
 
 
 def test_a_script_of_another_file_is_not_named(pytest_of, pytester: pytest.Pytester) -> None:
