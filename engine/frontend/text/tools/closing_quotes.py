@@ -8,8 +8,8 @@ from typing import Final
 
 # What follows a quote is looked at for so many characters.
 MOST_AHEAD: Final = 128
-# Comments that end here, and the beginning of any.
-_COMMENTS = re.compile(r"(?:\s|(?://|#)[^\n]*\n|/\*.*?\*/)*", re.DOTALL)
+# A comment that ends here, and the beginning of any.
+_WHOLE_COMMENT = re.compile(r"(?://|#)[^\n]*\n|/\*.*?\*/", re.DOTALL)
 _COMMENT = re.compile(r"/(?:[/*]|\Z)|#")
 _STRING = re.compile(r"""(["'])(?:[^"'\\]|\\.)*\1\s*(.?)""", re.DOTALL)
 _BARE_KEY = re.compile(r"[A-Za-z_][\w-]*\s*(.?)", re.DOTALL)
@@ -93,11 +93,11 @@ class ClosingQuote:
         return not after or (after[0] in ",}]" and _COMMENT.match(after[1:].lstrip()) is None)
 
     def _judged(self, ahead: str) -> bool | None:
-        after = _past_comments(ahead)
-        if _COMMENT.match(after) and not any(stop in after for stop in self._stops):
+        after = self._past_comments(ahead)
+        if _COMMENT.match(after) and self._stop_in(after) < 0:
             return None
         if after[:1] == ",":
-            return self._is_next(_past_comments(after[1:]), in_object=self._in_object)
+            return self._is_next(self._past_comments(after[1:]), in_object=self._in_object)
         if after[:1] and after[0] in "}]":
             return self._ends_values(after)
         if after[:1] == ":":
@@ -106,8 +106,10 @@ class ClosingQuote:
 
     def _is_next(self, text: str, *, in_object: bool) -> bool | None:
         """Return whether a key or an item follows a comma, or the next call, if brackets are missing."""
-        if not text or _COMMENT.match(text) or any(stop.startswith(text) for stop in self._stops):
+        if not text or any(stop.startswith(text) for stop in self._stops):
             return None
+        if _COMMENT.match(text):
+            return True if self._stop_in(text) >= 0 else None
         if text.startswith(self._stops):
             return True
         if text[0] == "{" and in_object:
@@ -162,6 +164,13 @@ class ClosingQuote:
         at, stop = text.find(self._quote), self._stop_in(text)
         return None if at < 0 and stop < 0 else 0 <= stop < (at if at >= 0 else len(text))
 
+    def _past_comments(self, text: str) -> str:
+        """Return what follows spaces and comments; one in which the call ends is left."""
+        text = text.lstrip()
+        while (found := _WHOLE_COMMENT.match(text)) and self._stop_in(found[0]) < 0:
+            text = text[found.end() :].lstrip()
+        return text
+
     def _stop_in(self, text: str) -> int:
         return min((place for stop in self._stops if (place := text.find(stop)) >= 0), default=-1)
 
@@ -177,12 +186,6 @@ class ClosingQuote:
         if before.rstrip().endswith(_BEFORE_KEY) or (before and before.isspace()):
             return _is_string_before(":" if self._in_object else ":,]", text[at:])
         return False
-
-
-def _past_comments(text: str) -> str:
-    """Return what follows spaces and comments."""
-    found = _COMMENTS.match(text)
-    return text[found.end() :] if found else text
 
 
 def _begins_call(text: str) -> bool | None:

@@ -202,7 +202,28 @@ def test_json_is_what_it_says(family: str, written: dict[str, Any], where: list[
     assert (found[0], json.loads(found[2])) == ("call", written)
 
 
-PIECES = ('"', "'", ",", ":", ";", "{", "}", "[", "]", " ", "\n", "a", "1", "\\", '"k": ', "</tool_call>", "None")
+PIECES = (
+    '"',
+    "'",
+    ",",
+    ":",
+    ";",
+    "{",
+    "}",
+    "[",
+    "]",
+    " ",
+    "\n",
+    "a",
+    "1",
+    "\\",
+    '"k": ',
+    "</tool_call>",
+    "None",
+    "//",
+    "#",
+    '"""',
+)
 
 
 @pytest.mark.parametrize("family", FAMILIES_OF_JSON)
@@ -214,3 +235,12 @@ def test_damaged_json_comes_to_the_same_wherever_it_is_cut(family: str, written:
     whole = parsed(make(TOOLS), [text])
     assert parsed(make(TOOLS), cut(text, where)) == whole
     assert all(isinstance(json.loads(part[2]), dict) for part in shown(whole) if part[0] == "call")
+
+
+@pytest.mark.parametrize("comment", ["#", "//", "/*"])
+@pytest.mark.parametrize("end", ["\n", "*/\n"])
+def test_a_comment_does_not_hide_the_end_of_a_call(comment: str, end: str) -> None:
+    """Whether the comment or the call ends first must not depend on how much of both has come."""
+    text = f'[TOOL_CALLS]add[ARGS]{{"s": "a"read"{comment} ]""b"[TOOL_CALLS]look_up[ARGS]{{"n": 3}}{end}'
+    found = in_one_and_by_character(lambda: FAMILIES["mistral"](TOOLS), text)
+    assert ("call", "look_up", '{"n": 3}') in found
