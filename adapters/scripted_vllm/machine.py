@@ -309,10 +309,9 @@ class VllmMachine:
         self._ask_engine(event.call_id, lambda: self.engine.reset_prefix_cache(reset_running_requests=event.force))
 
     def _add(self, event: Add) -> None:
-        # The engine's front end refuses such prompts, so they never reach the scheduler.
-        is_checked = self._settings.checks_sessions or not event.goes_on
-        if len(event.prompt_ids) >= self._settings.max_model_len and is_checked:
-            reason = f"a prompt of {len(event.prompt_ids)} tokens leaves no room in {self._settings.max_model_len}"
+        # The engine's front end refuses such requests, so they never reach the scheduler.
+        reason = self._why_refused(event)
+        if reason:
             self._replies.append(Refused(rid=event.rid, reason=reason))
             return
         request_id, prompt = id_at(event.rid, self._steps), event.prompt_ids
@@ -348,6 +347,17 @@ class VllmMachine:
             self.scheduler.connector.arrive(event.rid, request_id)
         self.scheduler.add_request(request)
         self._grammars.add(request.request_id, event)
+
+    def _why_refused(self, event: Add) -> str:
+        settings = self._settings
+        is_checked = settings.checks_sessions or not event.goes_on
+        if len(event.prompt_ids) >= settings.max_model_len and is_checked:
+            return f"a prompt of {len(event.prompt_ids)} tokens leaves no room in {settings.max_model_len}"
+        if event.lora and not settings.max_loras:
+            return f"it names LoRA {event.lora}, but max_loras is 0; set max_loras to 1 or more"
+        if event.grammar and not settings.structured_output:
+            return "it has a grammar, but structured_output is False; set it to True"
+        return ""
 
     def _end_session(self, rid: str) -> None:
         if self.is_session(rid):

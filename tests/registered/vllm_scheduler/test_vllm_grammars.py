@@ -101,3 +101,8 @@ def test_a_grammar_that_is_late_and_one_that_fails(t):
 def test_settings_say_what_requests_may_bring() -> None:
     with pytest.raises(ScriptDefinitionError, match="grammar_steps and max_loras must not be negative"):
         Schedule.parse("max_loras=-1; 1 start a prompt=2", of="vllm")
+
+
+@pytest.mark.parametrize("brings", ["lora=1", "grammar=1", "grammar=-1"])
+def test_a_request_that_brings_what_the_settings_rule_out_is_refused(brings: str) -> None:
+    assert execute(Schedule.parse(f"default; 1 start a prompt=5 {brings}", of="vllm")).failure is None
