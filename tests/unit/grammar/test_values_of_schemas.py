@@ -54,7 +54,7 @@ RULES: list[dict[str, Any]] = [
     {"properties": {"a": True, "b": True}, "additionalProperties": NULL},
     {"patternProperties": {"^[ab]$": NULL}},
     {"patternProperties": {"^a$": NULL, "^[ab]$": True}, "additionalProperties": {"const": 1}},
-    *({"propertyNames": {"enum": ["a", "x"]}}, {"propertyNames": {"pattern": "^[^a]"}}),
+    *({"propertyNames": names} for names in ({"enum": ["a", "x"]}, {"enum": [".", "b"]}, {"pattern": "^[^a]"})),
     {"properties": {"a": True, "b": True, "x": True}, "required": ["a"], "maxProperties": 2},
     {"properties": {"a": True, "b": True, "x": True}, "required": ["b"], "minProperties": 2},
     *({"dependentRequired": {"a": ["b"]}}, {"dependentSchemas": {"a": {"properties": {"b": NULL}}}}),

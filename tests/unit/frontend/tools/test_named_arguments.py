@@ -284,6 +284,8 @@ def test_other_arguments_are_content_as_they_were_written(said: str) -> None:
         ("5", {"anyOf": [{"type": "string"}, {"$ref": "#/$defs/N"}]}, 5),
         ("5", {"enum": ["5", 7, None]}, "5"),
         ("7", {"enum": ["5", 7, None]}, 7),
+        ("true", {"enum": ["true", 1]}, "true"),
+        ("0.0", {"enum": ["0.0", 0, False]}, "0.0"),
         ("true", {"const": "true"}, "true"),
         ("12345", {"type": "string", "pattern": "^[0-9]+$"}, "12345"),
         ("2026-01-15", {"type": "string", "format": "date"}, "2026-01-15"),
@@ -320,6 +322,13 @@ def test_a_type_behind_a_reference_decides_how_a_value_is_read(family: str) -> N
     read = parsed(FAMILIES[family](("add",), {"add": properties_of(REFERRED)}), [written(family, [("add", given)])])
     ((_, _, said),) = shown(read)
     assert json.loads(said) == given | {"count": 1, "ring": 1, "lost": 1}
+
+
+@pytest.mark.parametrize("note", ["title", "description", "default", "examples", "deprecated"])
+def test_a_note_beside_a_reference_leaves_its_rules(note: str) -> None:
+    short = {"type": "string", "maxLength": 2, note: "short"}
+    asked = {"properties": {"a": {"$ref": "#/$defs/short", note: "a"}}, "$defs": {"short": short}}
+    assert properties_of(asked)["a"] == short
 
 
 def test_references_are_resolved_no_further_than_a_bound() -> None:
