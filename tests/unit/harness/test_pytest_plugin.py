@@ -315,7 +315,7 @@ def logged(script):
             "@scripted(EngineConfig(role='decode', pp_size=2), placement='join')\ndef test_a(t):\n    yield\n",
             "is for role='both'",
         ),
-        ("@scripted\ndef test_a(t):\n    yield\n", "a script takes an EngineConfig"),
+        ("@scripted\ndef test_a(t):\n    yield\n", "write @scripted.EngineConfig"),
         ("@scripted(ONE, tiers='sim')\ndef test_a(t):\n    yield\n", "tiers must be a tuple"),
         (
             "@scripted(ONE, max_steps=0)\ndef test_a(t):\n    yield\n",
