@@ -18,7 +18,7 @@ SHAPE: Final = "S"
 
 async def lines_of_stuck(folder: Path) -> list[str]:
     """Return the report of the running server that writes its flights into this folder, and the flight's name."""
-    path, _, lines = await asyncio.to_thread(stands_in, folder)
+    path, _, lines = await asyncio.to_thread(stands_in, str(folder))
     return [*lines, f"from {path.name}"]
 
 

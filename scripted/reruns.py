@@ -20,7 +20,7 @@ from scripted.report.step_log import log_of_adapter
 from scripted.script.bounded_command import run_bounded
 from scripted.sdk.flight.live import flight_of
 from scripted.sdk.flight.reader import is_flight, read_flight
-from scripted.sdk.flight.standing import Stand, TellsWhoStands, report_of
+from scripted.sdk.flight.standing import AsksServers, Stand, TellsWhoStands, report_of
 from scripted.sdk.recording import recorded_adapter
 from scripted.search.execution import record
 
@@ -67,18 +67,31 @@ def schedule_of_recording(path: Path, *, until: int | None = None, mutant: str |
     return converted._replace(same_steps=same)
 
 
-def stands_in(where: Path) -> tuple[Path, Sequence[Stand], Iterator[str]]:
+def stands_in(where: str) -> tuple[Path, Sequence[Stand], Iterator[str]]:
     """Return a recording, the requests stuck at its end, and the report about them.
 
-    For a running server's folder, the recording is its recorder's current ring. Raises the errors of a bad file.
+    For a running server, given by its recorder's folder or by the URL of an engine of this project, the recording has
+    its last steps. Raises the errors of a bad file, and ScriptDefinitionError for a server that cannot be asked.
     """
-    path = flight_of(where)
+    asked = adapter_named(DEFAULT_ADAPTER)
+    path = (
+        asked.recording_of_server(where)
+        if "://" in where and isinstance(asked, AsksServers)
+        else flight_of(Path(where))
+    )
     name = _adapter_of(path)
     adapter = adapter_named(name)
     if not isinstance(adapter, TellsWhoStands):
         raise ScriptDefinitionError(f"the adapter {name} cannot tell which requests are stuck; replay {path} instead")
     stands = adapter.stands_in(path)
     return path, stands, report_of(stands, _error_of(path))
+
+
+def _recording_of_server(url: str) -> Path:
+    adapter = adapter_named(DEFAULT_ADAPTER)
+    if not isinstance(adapter, AsksServers):
+        raise ScriptDefinitionError(f"the adapter {DEFAULT_ADAPTER} asks no servers, got {url}; give a recording")
+    return adapter.recording_of_server(url)
 
 
 def _error_of(path: Path) -> str:

@@ -264,6 +264,12 @@ class LockstepAdapter(
         """Return the requests that make no progress at the end of a recording. Raises RecordingError."""
         return stands_in_recording(path)
 
+    def recording_of_server(self, url: str) -> Path:
+        """Have a server of this machine write its last steps. Raises ScriptDefinitionError if it cannot."""
+        from scripted_lockstep.recordings.live import recording_of_server  # it needs the server's packages
+
+        return recording_of_server(url)
+
     def plan_of(self, record: StepRecord) -> object:
         return plan_of(record, {})
 

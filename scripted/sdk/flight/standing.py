@@ -57,6 +57,15 @@ class TellsWhoStands(Protocol):
         ...
 
 
+@runtime_checkable
+class AsksServers(Protocol):
+    """An adapter that can ask a running server at a URL for its last steps."""
+
+    def recording_of_server(self, url: str) -> Path:
+        """Have the server write its last steps, and return the file. Raises ScriptDefinitionError if it cannot."""
+        ...
+
+
 class _Life:
     """``computed`` is the next position, None before the request begins; ``since`` is the step of its last progress."""
 

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
+import socket
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -14,11 +16,13 @@ import httpx
 import pytest
 from thinned import thinned
 
+from engine.core.messages import Generate
 from engine.core.recording import read_recording
 from engine.process.settings import ServerSettings
 from engine.server.launch.preload import PreloadedParent, ServerProcess
 from engine.server.scheduler_process.main import flight_path
-from scripted.reruns import rerun
+from scripted.core.refusals import ScriptDefinitionError
+from scripted.reruns import rerun, stands_in
 
 START_BOUND_S = 60.0
 END_BOUND_S = 30.0
@@ -56,6 +60,61 @@ def post(url: str, body: dict[str, Any]) -> int:
         return httpx.post(url, json=body, timeout=CLIENT_TIMEOUT_S).status_code
     except httpx.HTTPError:
         return 0
+
+
+def test_a_running_server_is_asked_which_requests_are_stuck(
+    launch: Callable[..., ServerProcess], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """B12: by its URL, again and again, while it serves; one without a key, or without steps, says what is missing."""
+    flights = tmp_path / "flights"
+    url = launch(record="", flight_dir=str(flights), api_key="secret").wait_ready(START_BOUND_S).base_url
+    with pytest.raises(ScriptDefinitionError, match="wants a key; set ENGINE_API_KEY"):
+        stands_in(url)
+    monkeypatch.setenv("ENGINE_API_KEY", "secret")
+    for tokens in (3, 5):
+        body = {"text": "x", "sampling_params": {"max_new_tokens": tokens}}
+        httpx.post(f"{url}/generate", json=body, headers={"authorization": "Bearer secret"}).raise_for_status()
+        path, stands, _ = stands_in(f"{url}/")
+        assert path.parent == flights
+        assert not stands
+        asked = [event for step in read_recording(path).steps for event in step.events if isinstance(event, Generate)]
+        assert asked[-1].sampling.max_new_tokens == tokens
+    forgetful = launch(flight_dir="").wait_ready(START_BOUND_S).base_url
+    with pytest.raises(ScriptDefinitionError, match="keeps no steps; start it with --flight-dir FOLDER"):
+        stands_in(forgetful)
+
+
+@pytest.mark.parametrize(
+    ("answer", "why"),
+    [
+        (
+            b"HTTP/1.1 404 Not Found\r\ncontent-length: 2\r\n\r\n{}",
+            "GET /server_info gave 404",
+        ),
+        (b"HTTP/1.1 200 OK\r\ncontent-length: 200000\r\n\r\n" + b"[" * 200_000, "no server of this engine"),
+        (b"HTTP/1.1 200 OK\r\n\r\n" + b"x" * (1 << 21), "no server of this engine"),
+        (b"\0" * 99, "does not answer"),
+        (
+            b'HTTP/1.1 200 OK\r\n\r\n{"settings":{"flight_dir":"/"},"processes":{"scheduler":1,"frontend":1}}',
+            "is not on this machine",
+        ),
+    ],
+    ids=["another server", "brackets", "endless", "no HTTP", "the pids of another machine"],
+)
+def test_a_stranger_is_asked_and_sent_no_signal(answer: bytes, why: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    signals: list[int] = []
+    monkeypatch.setattr(os, "kill", lambda pid, _: signals.append(pid))
+    with socket.create_server(("127.0.0.1", 0)) as listener, ThreadPoolExecutor(1) as pool:
+
+        def reply() -> None:
+            with listener.accept()[0] as client, contextlib.suppress(OSError):
+                client.recv(65536)
+                client.sendall(answer)
+
+        pool.submit(reply)
+        with pytest.raises(ScriptDefinitionError, match=why):
+            stands_in(f"http://127.0.0.1:{listener.getsockname()[1]}")
+    assert not signals
 
 
 def open_to_others(folder: Path) -> list[Path]:
