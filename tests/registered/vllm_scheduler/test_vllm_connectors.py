@@ -105,8 +105,8 @@ def test_the_search_finds_what_a_failed_load_leaves(workload: str, what: str) ->
         (
             # Blocks that a withdrawn plan would have filled stay in the prefix cache: vLLM's open pull request 43569.
             (
-                "block_size=2 num_gpu_blocks=12 max_model_len=20 max_num_batched_tokens=8 policy=priority "
-                "long_prefill_token_threshold=4; 1 start a prompt=15 new=1; 2 start b prompt=7 new=1 seed=1 priority=1"
+                "num_gpu_blocks=10 long_prefill_token_threshold=5 policy=priority; "
+                "1 start a prompt=25 new=1; 2 start b prompt=9 new=1 seed=1 priority=1"
             ),
             "a reads the wrong KV",
         ),
