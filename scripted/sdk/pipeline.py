@@ -117,12 +117,25 @@ class SimulatedRunner:
             if tokens.held > most:
                 tokens.hold(most, self._speculative_tokens)
                 self.shortened[rid] = tokens.computed
+                self._shorten_result(rid, most)
         if stepped.loads or stepped.copies:
             self._settle_all()
         for source, target in stepped.copies:
             self._copy(source, target)
         for load in stepped.loads:
             self._load(load)
+
+    def _shorten_result(self, rid: str, most: int) -> None:
+        """Cut the last batch's result, unless it was taken in this step, to ``most`` guesses; guess what follows."""
+        if not self._done or self.understood is None:
+            return
+        result = self._done[-1]
+        if isinstance(result, BatchFailed):
+            return
+        said, drafts = list(result.token_ids), list(result.draft_ids)
+        place = [share.rid for share in self.understood.shares].index(rid)
+        said[place], drafts[place] = said[place][: most + 1], self._requests[rid].guessed
+        self._done[-1] = msgspec.structs.replace(result, token_ids=tuple(said), draft_ids=tuple(drafts))
 
     def _go_on(self, rid: str, reason: str) -> None:
         """Begin the next request of a session, or drop all of them if the previous one did not end by itself."""

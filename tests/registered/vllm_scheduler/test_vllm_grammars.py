@@ -45,6 +45,9 @@ STAGES = f"{MASKED} async_scheduling=True num_speculative_tokens=2 pipeline_para
             f"{STAGES} kv_connector=sync num_gpu_blocks=12; 1 start a prompt=8 new=16 grammar=1; "
             f"10 start b prompt=4 new=12 grammar=1"
         ),
+        # The guesses after rejected ones are those of the last token that holds.
+        f"{STAGES}; 1 start a prompt=1 new=5 seed=1 grammar=1; 1 start b prompt=1",
+        f"{STAGES}; 1 start a prompt=1 new=5 seed=1 grammar=1; 2 start b prompt=16 new=1",
         # One that does not compile ends with an error, and nothing else does.
         f"{MASKED} kv_connector=async; 1 start a prompt=9 grammar=-1; 1 start b prompt=9 seed=1 grammar=1",
         # Of three LoRAs two wait; a prefix is hit by its own alone.

@@ -11,7 +11,7 @@ import pytest
 from planned_run import PlannedRun, share
 
 from scripted.core.tokens import guesses
-from scripted.sdk import Ring, StateTable, Violation
+from scripted.sdk import Ring, StateTable, Stepped, Violation
 
 
 def states(*blocks: int, kept: tuple[int, int] = (0, 0)) -> dict[str, tuple[StateTable, ...]]:
@@ -106,3 +106,21 @@ def test_nothing_is_read_of_the_gap() -> None:
     run.take_result()
     with pytest.raises(Violation, match="reads the wrong KV: slot 3 of block 0, its position 7"):
         run.step(share("a", 10, 2, 1, 0, 3, gap=(4, 7)))
+
+
+def test_guesses_that_the_scheduler_rejects_late_are_not_in_the_result() -> None:
+    """The worker hears of its guesses after the launch: it samples after the last that holds, and guesses from there.
+
+    Whoever takes the result in the step in which that is said has the whole one, and cuts it.
+    """
+    run = PlannedRun(speculative_tokens=2)
+    run.add("a", prompt=5, new=6)
+    run.step(share("a", 0, 5, 1, 2, known_tokens=5))
+    run.take_result()
+    run.step(share("a", 5, 3, 1, 2, draft_ids=(-1, -1)))
+    assert run.pipeline.known_tokens("a") > 7
+    run.pipeline.follow((), Stepped(verified=(("a", 0),)))
+    result = run.take_result()
+    tokens = run.pipeline._requests["a"]
+    assert result.token_ids == ((tokens.ids[6],),)
+    assert result.draft_ids == (guesses(tokens.fingerprints[7], 2, None),)
