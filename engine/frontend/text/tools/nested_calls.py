@@ -52,7 +52,7 @@ class CallOpening:
 
 
 class Meaning(NamedTuple):
-    """What the tags of calls in a text mean.
+    """How a family of models reads the tags of calls in a text.
 
     ``named`` reads on after a tag that opens a part of a call, and returns the name of the tool or the argument that it
     names, if any. ``accepts`` returns whether a text is an argument of a tool; None for the text asks for the name.
