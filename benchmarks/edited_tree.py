@@ -43,7 +43,7 @@ class EditedTree:
 
     @contextlib.contextmanager
     def with_mutant(self, mutant: Mutant) -> Iterator[None]:
-        """Write the mutant into its file while the context is open. Raises MutantDoesNotFit."""
+        """Write the mutant into its file while the context is open. Raises EditDoesNotFit."""
         with mutant.switched_on():
             pass  # refused here, if the code has no such place
         file, text = edited_source(mutant)

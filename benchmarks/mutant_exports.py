@@ -20,8 +20,9 @@ from typing import TYPE_CHECKING, Final, cast
 import pytest
 
 from scripted.core.adapters import adapter_named
+from scripted.core.edits import EditDoesNotFit
 from scripted.core.installed import harness_packages
-from scripted.core.mutant import MutantDoesNotFit, switched_on
+from scripted.core.mutant import switched_on
 from scripted.sdk import SchedulerAdapter
 from scripted.sdk.standalone import Standalone, text_of, why_not_red
 from scripted.search.campaign import Campaign
@@ -52,7 +53,7 @@ def rows_of(adapter: SchedulerAdapter, names: list[str]) -> Iterator[tuple[str, 
         for name in names:
             try:
                 yield name, _what_is_wrong(adapter, name, release)
-            except MutantDoesNotFit:
+            except EditDoesNotFit:
                 yield name, f"{NO_FILE}: it does not fit {adapter.version()}"
 
 

@@ -25,7 +25,7 @@ _KEPT: Final = (".py", ".json", "/METADATA", "/RECORD", "/WHEEL", "/entry_points
 _LOOK: Final = """
 from scripted_vllm.versions import installed_version
 from scripted_vllm.config import VllmSettingsError
-from scripted.core.mutant import MutantDoesNotFit
+from scripted.core.edits import EditDoesNotFit
 from scripted.core.adapters import adapter_named
 from scripted.core.schedule import Schedule
 from scripted.search.execution import execute
@@ -46,7 +46,7 @@ for name in adapter.mutant_names:
     try:
         with adapter.switched_on(name):
             pass
-    except MutantDoesNotFit:
+    except EditDoesNotFit:
         misfits.append(name)
 workloads, mutants = len(adapter.workloads), len(adapter.mutant_names)
 failing = sum(map(len, broken.values()))

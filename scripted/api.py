@@ -14,6 +14,7 @@ from typing import Any, Final, Literal, cast
 import msgspec
 
 from scripted.core.adapters import DEFAULT_ADAPTER, adapter_for, adapter_named
+from scripted.core.defects import Defect
 from scripted.core.mutant import switched_on
 from scripted.core.protocol import WrittenTest
 from scripted.core.refusals import ScriptDefinitionError
@@ -58,6 +59,7 @@ def explore(
     stop_at_first: bool = False,
     watch: Callable[[SearchReport], None] = lambda _: None,
     sorter: Sorter | None = None,
+    fixed: Iterable[Defect] = (),
 ) -> SearchReport:
     """Search for schedules under which a scheduler breaks a promise; ``report.findings`` has one per promise.
 
@@ -66,15 +68,16 @@ def explore(
     ``strategy`` selects the additions: by default random events for generated targets, otherwise one event at every
     step; the exhaustive strategy adds ``events`` at a time. An endless search stops after a minute, unless
     ``schedules`` or ``minutes`` limits it. ``watch`` gets the report as it grows. A ``sorter`` tells kinds of failure
-    apart by cause; ``stop_at_first`` then means the first new kind. Raises ScriptDefinitionError, or the adapter's
-    error for a configuration or a mutant.
+    apart by cause; ``stop_at_first`` then means the first new kind. Known defects that are ``fixed`` are mended for the
+    search, so that nothing hides behind them. Raises ScriptDefinitionError, or the adapter's error for a configuration
+    or a mutant.
     """
     plan = _plan_of(
         target, adapter, strategy, corpus=corpus, events=events, minutes=minutes, schedules=schedules, seed=seed
     )
-    with switched_on(adapter_named(plan.adapter), mutant):
+    plan = msgspec.structs.replace(plan, jobs=jobs, ray=ray, mutant=mutant, fixed=tuple(fixed))
+    with plan.switched_on():
         pass  # an unknown name is refused before anything runs
-    plan = msgspec.structs.replace(plan, jobs=jobs, ray=ray, mutant=mutant)
     if sorter is None:
         return Campaign(msgspec.structs.replace(plan, stop_at_first=stop_at_first), watch).run()
     return _sorted(plan, watch, sorter, stop_at_first=stop_at_first)
@@ -134,7 +137,7 @@ def _sorted(
     """Search and sort the findings into kinds, up to the first new kind or to the end."""
     is_enough = (lambda: bool(sorter.new)) if stop_at_first else (lambda: False)
     report = Campaign(plan, watch, sort=sorter.add, is_enough=is_enough).run()
-    with switched_on(adapter_named(plan.adapter), plan.mutant):
+    with plan.switched_on():
         sorter.finish()
     return report
 

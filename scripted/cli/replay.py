@@ -14,7 +14,9 @@ from rich.console import Console
 from lockstep.errors import LockstepError, visible
 from lockstep.output_files import require_writable
 from scripted.cli.console import ADAPTER_OPTION, STANDALONE_OPTION, plain_console, save_test
+from scripted.cli.fixes import FIX_KNOWN_OPTION, fixes_for
 from scripted.core.adapters import DEFAULT_ADAPTER
+from scripted.core.defects import DEFAULT_KNOWN, Defect, all_fixed
 from scripted.core.refusals import ScriptDefinitionError
 
 if TYPE_CHECKING:
@@ -54,6 +56,7 @@ def replay(
     standalone: Annotated[bool, STANDALONE_OPTION] = False,
     twice: _Twice = False,
     bisect: _Bisect = False,
+    fix_known: Annotated[bool, FIX_KNOWN_OPTION] = False,
     adapter: Annotated[str, ADAPTER_OPTION] = DEFAULT_ADAPTER,
 ) -> None:
     """Run a schedule, a recording or a trace again.
@@ -61,6 +64,15 @@ def replay(
     No model and no sockets are needed, except for a trace from a server. The exit status is 1 if a check fails, or if
     the run differs from its recording.
     """
+    fixed: tuple[Defect, ...] = ()
+    if fix_known:
+        given = {
+            "--twice": twice,
+            "--to-script": to_script is not None,
+            "--bisect": bisect,
+            "a file": _is_recorded(what),
+        }
+        fixed = fixes_for(_adapter_in(what, adapter), DEFAULT_KNOWN, given)
     if bisect:
         raise typer.Exit(_bisected(what, adapter, until))
     require_writable("--trace", trace)
@@ -70,7 +82,8 @@ def replay(
         _check_no_script(what, traced)
     recorded = _is_recorded(what) and traced is None
     whole = twice or trace is not None or to_script is not None or not recorded
-    run, seconds = _run_again(console, what, adapter, until, mutant, last_steps=None if whole else _SHOWN_STEPS)
+    with all_fixed(fixed):
+        run, seconds = _run_again(console, what, adapter, until, mutant, last_steps=None if whole else _SHOWN_STEPS)
     _show(console, run)
     if run.schedule and not recorded:
         _show_server_lines(console, run.schedule)
@@ -83,6 +96,12 @@ def replay(
     is_repeated = not (is_written and twice) or _same_again(console, target, run, until, mutant)
     if not (is_written and is_repeated and run.passed):
         raise typer.Exit(EXIT_FAILED)
+
+
+def _adapter_in(what: str, adapter: str) -> str:
+    from scripted import api
+
+    return adapter if _is_recorded(what) else api.adapter_of(what, adapter)
 
 
 def _is_recorded(what: str) -> bool:

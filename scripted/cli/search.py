@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 import sys
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, NamedTuple, Protocol, TypeAlias, runtime_checkable
@@ -20,13 +20,14 @@ from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeEl
 from lockstep.output_files import require_writable, write_output
 from scripted.cli.bound import bound
 from scripted.cli.console import ADAPTER_OPTION, FAILURES_OPTION, STANDALONE_OPTION, plain_console, save_test
+from scripted.cli.fixes import FIX_KNOWN_OPTION, fixes_for
 from scripted.cli.mutant_search import find
 from scripted.cli.reach import reach, server_lines
 from scripted.cli.replay import replay
 from scripted.cli.report import report
 from scripted.cli.stuck import stuck
 from scripted.core.adapters import DEFAULT_ADAPTER
-from scripted.core.defects import DEFAULT_KNOWN, defects_of
+from scripted.core.defects import DEFAULT_KNOWN, Defect, all_fixed, defects_of
 from scripted.core.phrases import nearest, plural
 from scripted.core.protocol import windows_of
 from scripted.core.refusals import ScriptDefinitionError
@@ -71,7 +72,9 @@ _Known: TypeAlias = Annotated[
 _Markdown: TypeAlias = Annotated[
     Path | None, typer.Option(metavar="FILE", help="write the new kinds of failure, if any, as Markdown for a comment")
 ]
-_Keep: TypeAlias = Annotated[bool, typer.Option(help="keep findings, and run kept ones first; off with a mutant")]
+_Keep: TypeAlias = Annotated[
+    bool, typer.Option(help="keep findings, and run kept ones first; off with a mutant or --fix-known")
+]
 _Scheduler: TypeAlias = Annotated[
     str | None, typer.Option(metavar="MODULE:CLASS", help="your own scheduler class, if the adapter takes one")
 ]
@@ -90,6 +93,7 @@ _Events: TypeAlias = Annotated[
 ]
 _Jobs: TypeAlias = Annotated[int, typer.Option(min=1, help="number of processes")]
 _Mutant: TypeAlias = Annotated[str | None, typer.Option(metavar="NAME", help="switch on a bug of the gallery")]
+_FixKnown: TypeAlias = Annotated[bool, FIX_KNOWN_OPTION]
 _StopAtFirst: TypeAlias = Annotated[bool, typer.Option("--stop-at-first", help="stop at the first new kind of failure")]
 _ToScript: TypeAlias = Annotated[Path | None, typer.Option(metavar="FILE", help="write the first failure as a test")]
 _Standalone: TypeAlias = Annotated[bool, STANDALONE_OPTION]
@@ -144,6 +148,7 @@ def explore(
     ray: _Ray = None,
     mutant: _Mutant = None,
     against: _Against = None,
+    fix_known: _FixKnown = False,
     stop_at_first: _StopAtFirst = False,
     to_script: _ToScript = None,
     standalone: _Standalone = False,
@@ -173,9 +178,11 @@ def explore(
     adapter = _with_classes(adapter, {"scheduler": scheduler, "connector": connector})
     adapter = adapter if target is None else api.adapter_of(target, adapter)
     windows = _Windows.of(target, adapter, wanted=must_reach or [])
-    database = FailureDatabase(failures) if keep and mutant is None else None
+    excluded = {"--against": against is not None, "--to-script": to_script is not None, "--mutant": mutant is not None}
+    fixed = fixes_for(adapter, known, excluded) if fix_known else ()
+    database = FailureDatabase(failures) if keep and mutant is None and not fix_known else None
     shown = _Shown(plain_console(), database, to_script, standalone)
-    sorting = _sorting(shown, against, adapter, known if mutant is None else None)
+    sorting = _sorting(shown, against, adapter, known if mutant is None else None, fixed)
     with sorting as sorter, _shown_progress(shown.console, schedules) as watch:
         report = api.explore(
             target,
@@ -192,8 +199,29 @@ def explore(
             stop_at_first=stop_at_first,
             watch=watch,
             sorter=sorter,
+            fixed=fixed,
         )
+    _tell_unfixed(shown.console, sorter, fixed)
     _tell(shown, report, sorter, windows, adapter=adapter, against=against, coverage=coverage, markdown=markdown)
+
+
+def _tell_unfixed(console: Console, sorter: Sorter, fixed: Sequence[Defect]) -> None:
+    """Print which defects were mended, and how many of the new kinds the scheduler shows without the fixes too."""
+    from scripted.search.shrinking import way_to_fail
+
+    if not fixed:
+        return
+    console.print(
+        f"\nfixed  {plural(len(fixed), 'known defect')}: {', '.join(one.id for one in fixed)}", soft_wrap=True
+    )
+    schedules = [kind.schedule for kind in sorter.new if kind.schedule is not None]
+    failing = [one for one in schedules if way_to_fail(one, None)[1] is not None]
+    if schedules:
+        console.print(
+            f"alone  {len(failing)} of {plural(len(schedules), 'new kind')} also without the fixes; replay the others "
+            "with --fix-known",
+            soft_wrap=True,
+        )
 
 
 def _tell(
@@ -265,7 +293,9 @@ class _Windows(NamedTuple):
 
 
 @contextmanager
-def _sorting(shown: _Shown, against: str | None, adapter: str, known: Path | None) -> Iterator[Sorter]:
+def _sorting(
+    shown: _Shown, against: str | None, adapter: str, known: Path | None, fixed: Sequence[Defect]
+) -> Iterator[Sorter]:
     """Make the sorter of a search; it recognizes the ``known`` defects and the kept findings, unless None."""
     from scripted.search.kinds import Sorter
     from scripted.search.other_tree import other_tree
@@ -273,21 +303,32 @@ def _sorting(shown: _Shown, against: str | None, adapter: str, known: Path | Non
     with nullcontext() if against is None else other_tree(against, adapter) as tree:
         sorter = Sorter(on_new=shown.show, against=tree)
         if known is not None:
-            _know(shown.console, sorter, shown.database, known, adapter)
+            with all_fixed(fixed):
+                _know(shown.console, sorter, shown.database, known, adapter, fixed={one.id for one in fixed})
         yield sorter
 
 
-def _know(console: Console, sorter: Sorter, database: FailureDatabase | None, known: Path, adapter: str) -> None:
-    """Run known defects and kept findings, so that the search recognizes them."""
+def _know(
+    console: Console,
+    sorter: Sorter,
+    database: FailureDatabase | None,
+    known: Path,
+    adapter: str,
+    *,
+    fixed: Collection[str],
+) -> None:
+    """Run known defects that are not fixed and kept findings, so that the search recognizes them."""
     from scripted.core.adapters import adapter_named
     from scripted.search.kinds import HasParts
 
     for defect in defects_of(adapter, known):
-        sorter.add_known(defect, adapter)
+        if defect.id not in fixed:
+            sorter.add_known(defect, adapter)
     whole = adapter_named(adapter)
     if isinstance(whole, HasParts):
         for defect in defects_of(whole.part_adapter, known):
-            sorter.add_known_of_part(defect, whole)
+            if defect.id not in fixed:
+                sorter.add_known_of_part(defect, whole)
     if database is None:
         return
     for said in database.set_damaged_aside():

@@ -5,14 +5,17 @@ Owns the TOML format of both. A defect is recognized by running its schedules; n
 
 from __future__ import annotations
 
+import contextlib
 import importlib.util
 import tomllib
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Final
 
 import msgspec
 
 from lockstep.whole_file import write_whole
+from scripted.core.edits import Edit, EditDoesNotFit
 from scripted.core.installed import installed_adapters
 from scripted.core.refusals import ScriptDefinitionError
 
@@ -51,6 +54,7 @@ class Defect(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     ``found``: by search or by reading. ``because``: why a project tolerates it. ``file``: the report for its
     maintainers. ``text``: the paragraphs of its section, in which ``{schedule}`` stands for the command that shows it.
+    ``fix``: the edits of the scheduler that mend it, in this order; empty if none is known.
     """
 
     id: str
@@ -64,6 +68,15 @@ class Defect(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     because: str = ""
     file: str = ""
     text: str = ""
+    fix: tuple[Edit, ...] = ()
+
+    @contextlib.contextmanager
+    def fixed(self) -> Iterator[None]:
+        """Mend the defect in this process while the context is open. Raises EditDoesNotFit with nothing changed."""
+        with contextlib.ExitStack() as stack:
+            for edit in self.fix:
+                stack.enter_context(edit.switched_on(f"the fix of {self.id}"))
+            yield
 
 
 class DefectTable(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -108,6 +121,26 @@ def defects_of(adapter: str, project: Path = DEFAULT_KNOWN) -> tuple[Defect, ...
         files += [file for folder in folders or () if (file := Path(folder) / _TABLE).is_file()]
     found = [one for file in files for one in read_defects(file).defect]
     return tuple(one for one in found if any(is_of(text, adapter) for text in one.schedules))
+
+
+@contextlib.contextmanager
+def all_fixed(defects: Iterable[Defect]) -> Iterator[None]:
+    """Mend all of these defects while the context is open. Raises EditDoesNotFit with nothing changed."""
+    with contextlib.ExitStack() as stack:
+        for defect in defects:
+            stack.enter_context(defect.fixed())
+        yield
+
+
+def fixable(defects: Iterable[Defect]) -> tuple[Defect, ...]:
+    """Return the defects with a fix that fits the installed scheduler, also beside the fixes before it."""
+    found: list[Defect] = []
+    with contextlib.ExitStack() as stack:
+        for defect in defects:
+            with contextlib.suppress(EditDoesNotFit):
+                stack.enter_context(defect.fixed())
+                found += [defect] if defect.fix else []
+    return tuple(found)
 
 
 def is_of(schedule: str, adapter: str) -> bool:

@@ -27,8 +27,9 @@ from typing import Any, Final, Protocol, runtime_checkable
 import msgspec
 
 from scripted.core.adapters import adapter_named
+from scripted.core.edits import EditDoesNotFit
 from scripted.core.errors import RequestRefused
-from scripted.core.mutant import HasMutants, MutantDoesNotFit, switched_on
+from scripted.core.mutant import HasMutants, switched_on
 from scripted.core.phrases import plural
 from scripted.core.refusals import ScriptDefinitionError
 from scripted.report.failure import ScriptError
@@ -317,7 +318,7 @@ class _Runs:
     def _failed(self, test: ScriptedTest, arguments: Mapping[str, object], bug: str | None) -> Exception | None:
         try:
             self._run(bug, test=test, arguments=arguments)
-        except MutantDoesNotFit:
+        except EditDoesNotFit:
             return None
         except (ScriptError, ScriptDefinitionError) as exc:
             return exc

@@ -15,8 +15,6 @@ from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wai
 from contextlib import ExitStack, contextmanager
 from typing import Final
 
-from scripted.core.adapters import adapter_named
-from scripted.core.mutant import switched_on
 from scripted.search.generated import generated_target
 from scripted.search.ray_pool import ray_pool
 from scripted.search.units import Coverage, Finding, SearchPlan, Unit, UnitResult, forget_targets, run_unit, strategy_of
@@ -90,7 +88,7 @@ class Campaign:
         """Search until no unit is left. The mutant is on in this process too, because it sorts the failures."""
         forget_targets()
         units = self._units()
-        with switched_on(adapter_named(self._plan.adapter), self._plan.mutant):
+        with self._plan.switched_on():
             if self._plan.ray is not None:
                 ended = self._run_on_ray(units, self._plan.ray)
             else:
@@ -161,7 +159,7 @@ class Campaign:
     def _run_in_processes(self, units: Iterator[Unit]) -> bool:
         # Spawned: forking a process with threads, such as a progress bar's, may hang.
         context = multiprocessing.get_context("spawn")
-        with ProcessPoolExecutor(self._plan.jobs, context, _begin, (self._plan.adapter, self._plan.mutant)) as pool:
+        with ProcessPoolExecutor(self._plan.jobs, context, _begin, (self._plan,)) as pool:
             try:
                 return self._run_in(units, lambda unit: self._submitted(pool, unit), self._plan.jobs)
             finally:
@@ -227,7 +225,7 @@ def _rare_collections() -> Iterator[None]:
         gc.set_threshold(*before)
 
 
-def _begin(adapter: str, mutant: str | None) -> None:
+def _begin(plan: SearchPlan) -> None:
     """Initialize a worker process."""
     _for_life.enter_context(_rare_collections())
-    _for_life.enter_context(switched_on(adapter_named(adapter), mutant))
+    _for_life.enter_context(plan.switched_on())

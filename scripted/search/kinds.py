@@ -1,9 +1,9 @@
 """Sorts the failures of a search by cause into kinds of failure, some of them known.
 
-A failure belongs to a kind if it has the kind's settings and events, still fails with only these, and no longer fails
-in the same way without one of them. A failure that no kind explains is shrunk, and then shrunk further while it fails
-in any way. It belongs to the kind with the same wrong decision or the same simplest failure whose code it needs, more
-of it if the two do not fail alike.
+A failure is a known defect if it no longer comes with that defect's fix. Otherwise it belongs to a kind if it has the
+kind's settings and events, still fails with only these, and no longer fails in the same way without one of them. A
+failure that no kind explains is shrunk, and then shrunk further while it fails in any way. It belongs to the kind with
+the same wrong decision or the same simplest failure whose code it needs, more of it if the two do not fail alike.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from typing import Final, NamedTuple, Protocol, TypeAlias, TypeGuard, runtime_ch
 
 import msgspec
 
-from scripted.core.defects import Defect, is_of
+from scripted.core.defects import Defect, all_fixed, fixable, is_of
 from scripted.core.placed_action import Placed
 from scripted.core.refusals import HarnessError, ScriptDefinitionError
 from scripted.core.schedule import Schedule
@@ -256,6 +256,10 @@ class Sorter:
         if not self._is_only_here(schedule, signature):
             self.in_both += 1
             return
+        mended = self._mended(schedule, signature)
+        if mended is not None:
+            mended.seen += 1
+            return
         self._retell(signature)
         for _ in range(_LAYERS):
             kind, rest = self._explained(schedule, signature)
@@ -296,6 +300,25 @@ class Sorter:
         for kind, whole in [one for one in self._not_retold if one[0].failure.signature == signature]:
             self._not_retold.remove((kind, whole))
             self.kinds += _retold(kind, whole, signature) or [kind]
+
+    def _mended(self, schedule: Schedule, signature: str) -> Kind | None:
+        """Return the known defect whose fix takes this failure away; the first of several that are needed together."""
+        parts = parts_of(schedule)
+        likely = sorted(self.kinds, key=lambda kind: (not any(shape <= parts for shape in kind.shapes), -kind.seen))
+        known: dict[str, Kind] = {}
+        for kind in likely:
+            if kind.defect is not None:
+                known.setdefault(kind.defect.id, kind)
+        defects = fixable(kind.defect for kind in known.values() if kind.defect is not None)
+        if not defects or _fails_fixed(schedule, signature, defects):
+            return None
+        for defect in defects:
+            if not _fails_fixed(schedule, signature, [defect]):
+                return known[defect.id]
+        for defect in reversed(defects):
+            rest = tuple(one for one in defects if one.id != defect.id)
+            defects = defects if _fails_fixed(schedule, signature, rest) else rest
+        return known[defects[0].id]
 
     def _explained(self, schedule: Schedule, signature: str) -> tuple[Kind | None, Schedule | None]:
         """Return the kind that explains this failure, or a schedule that fails in the same way without a kind's cause.
@@ -493,6 +516,12 @@ def _fails(schedule: Schedule | None, signature: str) -> bool:
     """Return whether a schedule fails like this; False if it makes no run."""
     failure = _failure(schedule, signature)
     return failure is not None and failure.signature == signature
+
+
+def _fails_fixed(schedule: Schedule, signature: str, defects: Collection[Defect]) -> bool:
+    """Return whether a schedule fails like this although these defects are mended."""
+    with all_fixed(defects):
+        return _fails(schedule, signature)
 
 
 def _failure(schedule: Schedule | None, signature: str | None = None) -> Failure | None:

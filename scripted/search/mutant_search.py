@@ -17,7 +17,8 @@ import msgspec
 
 from lockstep.documents import DocumentError, document
 from scripted.core.adapters import DEFAULT_ADAPTER, adapter_named
-from scripted.core.mutant import MutantDoesNotFit, switched_on
+from scripted.core.edits import EditDoesNotFit
+from scripted.core.mutant import switched_on
 from scripted.core.refusals import HarnessError
 from scripted.search.campaign import Campaign
 from scripted.search.execution import execute, execute_recorded
@@ -143,7 +144,7 @@ def _misfit(mutant: str, of: str) -> str:
     try:
         with switched_on(adapter_named(of), mutant):
             return ""
-    except MutantDoesNotFit as exc:
+    except EditDoesNotFit as exc:
         return str(exc)
 
 

@@ -17,8 +17,6 @@ from typing import TYPE_CHECKING, Any, Final
 import psutil
 
 from lockstep.ray_environment import heed_environment, ray_defaults
-from scripted.core.adapters import adapter_named
-from scripted.core.mutant import switched_on
 from scripted.core.refusals import ScriptDefinitionError
 
 if TYPE_CHECKING:
@@ -115,5 +113,5 @@ def _is_of(process: psutil.Process, folder: str) -> bool:
 def _run_switched_on(unit: Unit, plan: SearchPlan) -> UnitResult:
     from scripted.search.units import run_unit
 
-    with switched_on(adapter_named(plan.adapter), plan.mutant):
+    with plan.switched_on():
         return run_unit(unit, plan)

@@ -6,13 +6,16 @@ import itertools
 import time
 from collections import Counter
 from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from typing import Final
 
 import msgspec
 from rich.table import Table
 from rich.text import Text
 
-from scripted.core.adapters import DEFAULT_ADAPTER
+from scripted.core.adapters import DEFAULT_ADAPTER, adapter_named
+from scripted.core.defects import Defect, all_fixed
+from scripted.core.mutant import switched_on
 from scripted.core.placed_action import Placed
 from scripted.core.run import WINDOW, Cell
 from scripted.core.schedule import Schedule
@@ -70,7 +73,8 @@ class SearchPlan(msgspec.Struct, frozen=True, kw_only=True):
 
     ``schedules``, ``seconds`` and ``cpu_seconds`` of process time bound it. Without targets it generates them
     endlessly, starting with number ``generated_from``. ``events`` is how many events the exhaustive strategy adds at a
-    time. ``ray`` is the address of a Ray cluster, 'local' to start one, None for local processes.
+    time. ``ray`` is the address of a Ray cluster, 'local' to start one, None for local processes. ``fixed`` are known
+    defects that are mended for the search.
     """
 
     targets: tuple[str, ...] = ()
@@ -86,6 +90,13 @@ class SearchPlan(msgspec.Struct, frozen=True, kw_only=True):
     mutant: str | None = None
     stop_at_first: bool = False
     adapter: str = DEFAULT_ADAPTER
+    fixed: tuple[Defect, ...] = ()
+
+    @contextmanager
+    def switched_on(self) -> Iterator[None]:
+        """Switch the mutant and the fixes on in this process while the context is open."""
+        with all_fixed(self.fixed), switched_on(adapter_named(self.adapter), self.mutant):
+            yield
 
 
 class Finding(msgspec.Struct, frozen=True):

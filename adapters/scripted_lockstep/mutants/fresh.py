@@ -17,7 +17,8 @@ from pathlib import Path
 from typing import Final, NamedTuple
 
 import engine.core
-from scripted.core.mutant import Mutant, MutantDoesNotFit
+from scripted.core.edits import EditDoesNotFit
+from scripted.core.mutant import Mutant
 from scripted.core.refusals import ScriptDefinitionError
 
 _PREFIX: Final = "fresh:"
@@ -72,7 +73,7 @@ def fresh_sample(count: int, seed: int) -> dict[str, str]:
     for mutant in every:
         if len(sample) == count:
             break
-        with contextlib.suppress(MutantDoesNotFit), mutant.switched_on():
+        with contextlib.suppress(EditDoesNotFit), mutant.switched_on():
             sample[mutant.name] = mutant.bug
     return sample
 

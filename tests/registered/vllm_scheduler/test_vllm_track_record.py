@@ -20,7 +20,8 @@ from scripted_vllm.adapter import CONTRACT, MUTANTS, TRIED_VERSIONS
 from scripted_vllm.versions import installed_version
 
 from scripted.core.adapters import adapter_named
-from scripted.core.mutant import Mutant, MutantDoesNotFit
+from scripted.core.edits import EditDoesNotFit
+from scripted.core.mutant import Mutant
 from scripted.core.schedule import Schedule
 from scripted.search.campaign import Campaign, SearchReport
 from scripted.search.execution import execute
@@ -141,7 +142,7 @@ def test_the_search_finds(mutant: Mutant) -> None:
     try:
         with mutant.switched_on():
             pass
-    except MutantDoesNotFit as exc:
+    except EditDoesNotFit as exc:
         # Their places moved in 0.33.
         if installed_version() in TRIED_VERSIONS and (mutant.name, installed_version()) not in MISFITS:
             raise

@@ -17,7 +17,8 @@ import pytest
 from benchmarks import mutant_exports, standalone_exports
 from benchmarks.mutant_exports import is_told_apart
 from benchmarks.standalone_exports import count_mended, count_mutants, schedules_on
-from scripted.core.mutant import MutantDoesNotFit, read_mutants
+from scripted.core.edits import EditDoesNotFit
+from scripted.core.mutant import read_mutants
 
 ROOT = Path(__file__).parents[3]
 PAGE_OF_MUTANTS = ROOT / "benchmarks/tables/exports.md"
@@ -99,7 +100,7 @@ def test_a_mutant_of_another_release_has_no_file(monkeypatch: pytest.MonkeyPatch
 
     def search(_adapter: object, name: str, _release: object) -> str | None:
         if name == "old":
-            raise MutantDoesNotFit("the mutant old does not fit")
+            raise EditDoesNotFit("the mutant old does not fit")
         return None
 
     monkeypatch.setattr(mutant_exports, "_what_is_wrong", search)

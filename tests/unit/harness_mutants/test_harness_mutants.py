@@ -17,7 +17,8 @@ import pytest
 from thinned import thinned
 
 from benchmarks.edited_tree import EditedTree
-from scripted.core.mutant import Mutant, MutantDoesNotFit, read_mutants
+from scripted.core.edits import EditDoesNotFit
+from scripted.core.mutant import Mutant, read_mutants
 
 ROOT = Path(__file__).parents[3]
 MUTANTS = read_mutants(Path(__file__).with_name("mutants.toml"))
@@ -72,7 +73,7 @@ def test_every_mutant_fits_and_its_test_is_there() -> None:
         try:
             with mutant.switched_on():
                 pass
-        except MutantDoesNotFit as exc:
+        except EditDoesNotFit as exc:
             wrong.append(str(exc))
     assert not wrong, "\n".join(wrong)
 

@@ -56,7 +56,7 @@ def test_a_sample_is_always_the_same_and_each_of_it_is_on_by_name() -> None:
     for name, change in sample.items():
         mutant = mutant_named(name)
         assert (mutant.name, mutant.bug) == (name, change)
-        function = mutant._function(mutant._find()[2])
+        function = mutant.function
         healthy = function.__code__
         with mutant.switched_on():
             assert function.__code__ != healthy

@@ -9,7 +9,8 @@ from typing import Any
 
 import pytest
 
-from scripted.core.mutant import Mutant, MutantDoesNotFit, read_mutants
+from scripted.core.edits import EditDoesNotFit
+from scripted.core.mutant import Mutant, read_mutants
 from scripted.core.refusals import ScriptDefinitionError
 from tests.unit.mutants import cut_here
 from tests.unit.mutants.cut_here import Kinds, add_two, down
@@ -83,7 +84,7 @@ def test_a_cut_is_found_whatever_its_indentation(cut: str, becomes: str) -> None
 
 
 def test_a_cut_that_is_not_there_is_refused_with_the_nearest_lines() -> None:
-    with pytest.raises(MutantDoesNotFit, match=r"0 times; the nearest lines are 'total \+= second'"):
+    with pytest.raises(EditDoesNotFit, match=r"0 times; the nearest lines are 'total \+= second'"):
         mutant("Kinds.raises", "total += seconds", "pass").switched_on().__enter__()
 
 
@@ -117,7 +118,7 @@ def test_lines_below_a_cut_are_those_of_the_file(becomes: str) -> None:
 )
 def test_a_mutant_that_does_not_fit_says_which_and_where(place: str, cut: str, becomes: str, why: str) -> None:
     before = dict(vars(cut_here)), dict(vars(Kinds))
-    with pytest.raises(MutantDoesNotFit, match=f"the mutant cut does not fit: .*{why}"):
+    with pytest.raises(EditDoesNotFit, match=f"the mutant cut does not fit: .*{why}"):
         mutant(place, cut, becomes).switched_on().__enter__()
     assert (dict(vars(cut_here)), dict(vars(Kinds))) == before
 
@@ -160,3 +161,17 @@ def test_what_all_mutants_of_a_file_share_stands_once(tmp_path):
         ("one", "a test", "here"),
         ("two", "a test", "there"),
     ]
+
+
+def test_two_edits_of_one_function_meet_and_are_undone_in_turn() -> None:
+    first = mutant("Kinds.raises", "total += second", "total -= second\n    total -= 1")
+    second = mutant("Kinds.raises", "= first", "= 10")
+    with first.switched_on(), second.switched_on():
+        with pytest.raises(AssertionError, match="a line below the cut") as caught:
+            Kinds().raises(1, 1)
+        line = traceback.extract_tb(caught.value.__traceback__)[-1]
+        assert caught.traceback[-1].locals["total"] == 8
+    with pytest.raises(AssertionError, match="a line below the cut") as healthy:
+        Kinds().raises(1, 1)
+    assert line.lineno == traceback.extract_tb(healthy.value.__traceback__)[-1].lineno
+    assert healthy.traceback[-1].locals["total"] == 2
