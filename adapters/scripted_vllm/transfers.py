@@ -8,12 +8,13 @@ from typing import Any, Final
 import msgspec
 from vllm.v1.outputs import KVConnectorOutput
 
-from scripted.sdk import Load, Signal
+from scripted.sdk import Load, Signal, Window
 from scripted_vllm.actions import ENDED, FAIL, HOLD, OFFER, RELEASE, UNKNOWN
 from scripted_vllm.config import VllmSettings
 from scripted_vllm.connector import RequestedLoad
 from scripted_vllm.ids import rid_of
 from scripted_vllm.images import seen_in
+from scripted_vllm.kv_check import NULL_BLOCK
 from scripted_vllm.runner_view import tables_of_groups
 
 # vLLM 0.32 and later.
@@ -155,6 +156,7 @@ class Transfers:
         if block is not None and self._may_fail and not missing:
             missing = load.block_ids[first if self._by_name else max(first, min(block, last - 1)) : last]
         tables = tables_of_groups(load.tables, self._settings)
+        tables["windows"] = tuple([self._for_the_last(one, len(load.token_ids)) for one in tables["windows"]])
         if self._settings.swa_bounded_replay and self._settings.kv_role != "kv_consumer":
             # A store of prefixes has no windows for these models.
             tables["windows"] = ()
@@ -167,3 +169,13 @@ class Transfers:
             late=request is None or request.is_finished(),
             **tables,
         )
+
+    def _for_the_last(self, window: Window, end: int) -> Window:
+        """Return a window which, if the table has blocks for it, begins with what the last token reads.
+
+        That token is computed again after the load of a whole prompt.
+        """
+        first = window.begins(end - 1)
+        if window.block_ids[first // self._block_size] == NULL_BLOCK:
+            return window
+        return msgspec.structs.replace(window, tokens=end + 1 - first, is_chunk=False)

@@ -49,7 +49,7 @@ CUT_BY_EAGLE = (
 KEPT_BY_OTHERS = "adapter=vllm kv_connector=sync; 1 start a prompt=4 new=1; 1 start b prompt=12 new=1; 1 fail-load"
 GUESSED_IN_A_SESSION = (
     "adapter=vllm enable_prefix_caching=False num_speculative_tokens=2 mamba_cache_mode=none; "
-    "1 start a prompt=1 new=1 session=1; 2 more a tokens=1 new=3; 3 more a tokens=1"
+    "1 start a prompt=1 new=3 session=1; 2 more a tokens=1"
 )
 KEPT_OUT = (
     "adapter=vllm mamba_cache_mode=align block_size=8 max_num_batched_tokens=8 num_gpu_blocks=16; "
