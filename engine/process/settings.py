@@ -20,7 +20,7 @@ from pydantic import (
     model_validator,
 )
 
-from engine.core.config import EngineConfig
+from engine.core.config import CHUNKING_OFF, EngineConfig
 from engine.process.links.endpoint import MAX_PORT, Endpoint, parse_endpoint, parse_engine_url
 
 LIVE_GATE = "engine.server.scheduler_process.live_gate:LiveGate"
@@ -52,8 +52,13 @@ class ServerSettings(EngineConfig):
         ge=1,
         le=1000,
         description="the same target as a multiple of the duration of a decode-only step; prompts always get at "
-        "least a quarter of a chunk; max_gap_ms replaces it; no effect without mixed_chunk; 1000: "
+        "least a quarter of a chunk, up to 128 tokens; max_gap_ms replaces it; no effect without mixed_chunk; 1000: "
         "chunked_prefill_size alone limits them",
+    )
+    # Larger than in scripts: a burst of short prompts is computed in a few steps, and max_gap_steps limits what running
+    # requests wait.
+    chunked_prefill_size: int = Field(
+        2048, ge=CHUNKING_OFF, description="maximum prompt tokens per prefill microbatch; -1: prompts are never split"
     )
     served_model_name: str = Field("", description="name by which clients select the model; unset: the value of model")
     tool_call_parser: Literal[

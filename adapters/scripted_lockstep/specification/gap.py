@@ -32,18 +32,21 @@ class SpecifiedGap:
         budget, alone_s = limits.prefill_budget_tokens, _average([seconds for seconds, _ in self.decodes])
         if token_s and limits.max_gap_s is not None:
             return min(budget, int(limits.max_gap_s / token_s))
-        if token_s and alone_s and limits.max_gap_steps is not None:
+        if limits.max_gap_steps is not None and not (token_s and alone_s):
+            return budget // 4
+        if limits.max_gap_steps is not None:
             alone = alone_s / token_s + decodes - _average([tokens for _, tokens in self.decodes])
             return min(budget, int(limits.max_gap_steps * max(decodes, alone)))
         return budget
 
     def beside(self, decodes: int) -> int:
-        """The most prompt tokens: whole pages, at least one, and with ``max_gap_steps`` a quarter of the budget.
+        """The most prompt tokens: whole pages, at least one, and with ``max_gap_steps`` a quarter of the budget,
+        but no more than 128 tokens.
 
         A microbatch of about 128 tokens or more has the nearest multiple of 64 instead.
         """
         page, limits = self.limits.page_size, self.limits
-        least = 1 if limits.max_gap_steps is None else limits.prefill_budget_tokens // 4 // page
+        least = 1 if limits.max_gap_steps is None else min(128, limits.prefill_budget_tokens // 4) // page
         tokens = max(1, least, (self.allowed(decodes) - decodes) // page) * page
         nearest = (tokens + decodes + 32) // 64 * 64
         return tokens if nearest < 128 else max(page, nearest - decodes)

@@ -15,8 +15,10 @@ from engine.core.scheduler.feature import Feature
 
 # The weight of a new measurement in a moving average.
 NEWEST_SHARE: Final = 0.25
-# With a bound in steps, prompts may always take this part of the budget beside decodes.
+# With a bound in steps, prompts may always take this part of the budget beside decodes, but no more than these tokens,
+# and before steps of decodes alone are measured they take this part.
 LEAST_SHARE: Final = 4
+LEAST_TOKENS: Final = 128
 # Matrix products read the weights once for each block of this many rows, so one token over a multiple costs as much as
 # a step of decodes: of M in bf16, 128 tokens take 313 ms and 129 take 362 (AVX-512). GPUs have tiles of this size too.
 TILE_TOKENS: Final = 64
@@ -42,7 +44,7 @@ class GapBound(Feature):
         self._page_size = limits.page_size
         self._budget = limits.prefill_budget_tokens
         # A bound in steps is relative: with fewer tokens of a long prompt a step would mostly read the prefix again.
-        steps_least = self._budget // LEAST_SHARE if limits.max_gap_steps is not None else 0
+        steps_least = min(LEAST_TOKENS, self._budget // LEAST_SHARE) if limits.max_gap_steps is not None else 0
         self._least = max(1, steps_least // self._page_size) * self._page_size
         # The time at which the last microbatch came back, in seconds.
         self._landed = 0.0
@@ -51,14 +53,13 @@ class GapBound(Feature):
 
     def _allowed(self, decodes: int) -> int:
         """Return the maximum tokens of a microbatch, decodes included, that respects the bound."""
-        if not self.seconds_per_token:
-            return self._budget
+        measured = self.seconds_per_token
         if self._max_gap_s is not None:
-            return min(self._budget, int(self._max_gap_s / self.seconds_per_token))
-        if self._max_gap_steps is None or not self.decode_seconds:
-            return self._budget
+            return min(self._budget, int(self._max_gap_s / measured)) if measured else self._budget
+        if self._max_gap_steps is None or not measured or not self.decode_seconds:
+            return self._budget // LEAST_SHARE
         # The tokens of a microbatch with prompts that takes as long as these decodes alone, scaled from the average.
-        alone = self.decode_seconds / self.seconds_per_token + decodes - self.decode_tokens
+        alone = self.decode_seconds / measured + decodes - self.decode_tokens
         return min(self._budget, int(self._max_gap_steps * max(decodes, alone)))
 
     def bound_prompts(self, room: int, decodes: int) -> int:

@@ -134,6 +134,18 @@ def test_a_bound_in_steps_leaves_a_quarter_of_a_chunk(t):
     yield from t.run_until_all_finished([stream, long])
 
 
+@scripted(IN_STEPS, must_reach=[BOUNDED])
+def test_before_decodes_are_measured_a_part_beside_one_is_a_quarter_of_a_chunk(t):
+    """A burst on a fresh server: its first stream must not wait for all other prompts."""
+    stream = t.start_req(prompt_len=CHUNK, max_new_tokens=200, ignore_eos=True)
+    yield
+    long = t.start_req(prompt_len=2 * CHUNK, prompt_seed=1, max_new_tokens=1)
+    yield from _run_at(t, PER_TOKEN_S, 5)
+    t.sometimes(BOUNDED, any(set(one.microbatch.rids) == {stream.rid, long.rid} for one in t.history if one.microbatch))
+    assert max(_parts(t, long, 2 * CHUNK)) <= CHUNK // 4, "nothing is bounded before decodes are measured"
+    yield from t.run_until_all_finished([stream, long])
+
+
 @scripted(IN_TILES, must_reach=[ALIGNED])
 def test_decodes_and_prompts_fill_whole_tiles(t):
     """A quarter of the chunk is two tiles: beside three decodes a part is three tokens smaller."""
@@ -141,7 +153,7 @@ def test_decodes_and_prompts_fill_whole_tiles(t):
     yield
     yield from _run_at(t, PER_TOKEN_S, 3)
     measured = t.start_req(prompt_len=512, prompt_seed=10, max_new_tokens=1)
-    yield from _run_at(t, PER_TOKEN_S, 2)
+    yield from _run_at(t, PER_TOKEN_S, 5)
     long = t.start_req(prompt_len=1024, prompt_seed=11, max_new_tokens=1)
     yield from _run_at(t, PER_TOKEN_S, 4)
     plans = [one.microbatch for one in t.history if one.microbatch is not None and long.rid in one.microbatch.rids]
