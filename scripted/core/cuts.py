@@ -26,13 +26,22 @@ def places_of(source: str, cut: str, becomes: str) -> list[Cut]:
     """Return every occurrence of the text: verbatim or, failing that, line by line at any indentation."""
     spans = [found.span() for found in re.finditer(re.escape(cut), source)]
     if spans:
-        return [Cut(start, end, (becomes, _indented(becomes, _indent_at(source, start)))) for start, end in spans]
+        return [Cut(start, end, _put_at(source, start, becomes)) for start, end in spans]
     lines = cut.strip("\n").rstrip().split("\n")
     pattern = r"\n[ \t]*".join(re.escape(line.strip()) for line in lines)
     # A text that starts with indentation matches only at the start of a line.
     before = r"^[ \t]*" if lines[0][:1].isspace() else ""
     spans = [found.span(1) for found in re.finditer(f"{before}({pattern})", source, re.MULTILINE) if pattern]
     return [Cut(start, end, (_indented(becomes, _indent_at(source, start)),)) for start, end in spans]
+
+
+def _put_at(source: str, place: int, becomes: str) -> tuple[str, ...]:
+    """Return the text as it is and indented; indented first, if both it and the source indent its first line."""
+    indented = _indented(becomes, _indent_at(source, place))
+    before = source[source.rfind("\n", 0, place) + 1 : place]
+    # As it is, it would belong to the block above.
+    is_twice = before and before.isspace() and becomes[:1].isspace() and "\n" in becomes
+    return (indented, becomes) if is_twice else (becomes, indented)
 
 
 def _indent_at(source: str, place: int) -> str:

@@ -50,6 +50,11 @@ class Kinds(Base):
         assert total == 3, "a line below the cut"
         return total
 
+    def positive(self, number: int) -> int:
+        if number < 0:
+            return 0
+        return number
+
 
 def down(number: int) -> list[int]:
     return [number, *down(number - 1)] if number else []

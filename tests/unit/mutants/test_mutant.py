@@ -83,6 +83,11 @@ def test_a_cut_is_found_whatever_its_indentation(cut: str, becomes: str) -> None
         Kinds().raises(1, 2)
 
 
+def test_indented_lines_stay_below_the_block_above_them() -> None:
+    with mutant("Kinds.positive", "return number", "    number += 1\n    return number").switched_on():
+        assert (Kinds().positive(2), Kinds().positive(-2)) == (3, 0)
+
+
 def test_a_cut_that_is_not_there_is_refused_with_the_nearest_lines() -> None:
     with pytest.raises(EditDoesNotFit, match=r"0 times; the nearest lines are 'total \+= second'"):
         mutant("Kinds.raises", "total += seconds", "pass").switched_on().__enter__()
