@@ -96,8 +96,12 @@ class ClosingQuote:
         after = self._past_comments(ahead)
         if _COMMENT.match(after) and self._stop_in(after) < 0:
             return None
-        if after[:1] == ",":
-            return self._is_next(self._past_comments(after[1:]), in_object=self._in_object)
+        if after[:1] in (",", ";"):
+            following = self._past_comments(after[1:])
+            # A semicolon before a bracket is in code, too.
+            if after[0] == ";" and following[:1] in ("}", "]"):
+                return self._ends_values(following)
+            return self._is_next(following, in_object=self._in_object)
         if after[:1] and after[0] in "}]":
             return self._ends_values(after)
         if after[:1] == ":":
@@ -144,7 +148,7 @@ class ClosingQuote:
         is_own = closed <= self._opened
         if closed >= self._depth:
             return self._before_end(rest) if is_own else True
-        if rest[0] == ",":
+        if rest[0] in ",;":
             around = self._due[-1 - closed] if closed < len(self._due) else "}"
             return self._is_next(rest[1:].lstrip(), in_object=around == "}")
         if is_own:

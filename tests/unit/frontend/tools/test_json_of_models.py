@@ -52,6 +52,10 @@ MENDED: list[tuple[str, dict[str, Any]]] = [
     ('{"s": ""hi" he said"}', {"s": '"hi" he said'}),
     ('{"l": ["a "b" c", "d"], "s": "x"}', {"l": ['a "b" c', "d"], "s": "x"}),
     ('{"s": "if a == "b":\n\tpass", "n": 2}', {"s": 'if a == "b":\n\tpass', "n": 2}),
+    ('{"l": ["a]";]}', {"l": ["a]"]}),
+    ('{"l": ["a]"; "b"; "c]";], "n": 2}', {"l": ["a]", "b", "c]"], "n": 2}),
+    ('{"s": "a}"; "n": 2;}', {"s": "a}", "n": 2}),
+    ('{"s": "x = ["a"]; y = {"b": "c"};", "n": 2}', {"s": 'x = ["a"]; y = {"b": "c"};', "n": 2}),
     ('{"s": "if (a["b"]) { return "c"; }", "n": 2}', {"s": 'if (a["b"]) { return "c"; }', "n": 2}),
     ('{"s": "```py\nprint("a")\n```", "n": 2}', {"s": '```py\nprint("a")\n```', "n": 2}),
     # What only looks like such quotes.
