@@ -27,16 +27,14 @@ from engine.frontend.text.tools.json_values import (
 )
 
 
-def read_arguments(text: IncomingText, parts: CallParts, stops: Sequence[str], *, enclosing: int = 0) -> Reading[bool]:
-    """Read the object of a call that has begun, and end the call; False if the object was cut.
+def read_arguments(text: IncomingText, parts: CallParts, stops: Sequence[str]) -> Reading[None]:
+    """Read the object of a call that has begun, and end the call.
 
-    ``enclosing`` is the number of objects around it. Closing brackets that the model forgot are added, unless the text
-    was cut.
+    Closing brackets that the model forgot are added, unless the text was cut.
     """
-    missing = yield from JsonValue(text, parts.argue, stops, enclosing=enclosing).read()
+    missing = yield from JsonValue(text, parts.argue, stops).read()
     if not missing or text.has_stopped or (yield from text.peek()):
         parts.end(missing)
-    return not missing
 
 
 def read_other_arguments(text: IncomingText) -> Reading[str]:
@@ -94,9 +92,19 @@ class CallObject:
         # The values of other keys, as JSON.
         self._beside: dict[str, str] = {}
         self._begun = False
+        # The last bracket of the arguments, after which more of them may stand beside the name.
+        self._last = ""
+        self._is_whole = False
 
     def read(self) -> Reading[bool]:
         """Return True for a call, even a truncated one; False, with nothing emitted, if it is not a call."""
+        found = yield from self._read_entries()
+        if self._is_whole:
+            self._end()
+        return found
+
+    def _read_entries(self) -> Reading[bool]:
+        """Read the keys and values of the object, as ``read`` does, up to the end of the call's arguments."""
         text = self._text
         text.take(1)
         yield from text.run(SPACE)
@@ -238,15 +246,42 @@ class CallObject:
             self._arguments = "".join(kept)
             return True
         self._begin(self._name)
-        return (yield from read_arguments(self._text, self._parts, self._stops, enclosing=self._enclosing))
+        text = self._text
+        missing = yield from JsonValue(text, self._argue, self._stops, enclosing=self._enclosing).read()
+        self._is_whole = not missing
+        if missing:
+            self._argue("")
+            if text.has_stopped or (yield from text.peek()):
+                self._parts.end(missing)
+        return not missing
 
     def _give(self, arguments: str) -> None:
-        """Emit all arguments, or keep them until the name is known."""
+        """Emit all arguments but the last bracket, or keep them until the name is known."""
         if self._name is None:
             self._arguments = arguments
             return
         self._begin(self._name)
-        self._parts.give(arguments)
+        self._argue(arguments.rstrip().removesuffix("}"))
+        self._argue("}")
+        self._is_whole = True
+
+    def _argue(self, text: str) -> None:
+        """Emit a piece of the arguments, but hold a bracket back until another piece follows."""
+        self._parts.argue(self._last)
+        self._last = text if text == "}" else ""
+        if not self._last:
+            self._parts.argue(text)
+
+    def _end(self) -> None:
+        """End the call; a key beside its arguments that the tool declares is one of them if they lack it."""
+        declared = self._properties.get(self._name or "", {})
+        more = {key: value for key, value in self._beside.items() if key in declared and key not in KEYS_OF_A_BARE_CALL}
+        given = self._parts.given(self._last) if more else None
+        if given is not None:
+            entries = [f'"{escaped(key)}": {value}' for key, value in more.items() if key not in given]
+            self._parts.argue((", " if given and entries else "") + ", ".join(entries))
+        self._parts.argue(self._last)
+        self._parts.end()
 
     def _begin(self, name: str) -> None:
         self._begun = True

@@ -5,9 +5,10 @@ Owns what of the text around calls is content, and what ends a call: only argume
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Collection
-from typing import Final
+from typing import Any, Final
 
 from engine.frontend.text.reasoning import CallArguments, CallBegun, CallEnded, Content, Part, appended
 from engine.frontend.text.tools.json_values import is_object
@@ -107,6 +108,11 @@ class CallParts:
         """Add the whole arguments and the end of the call."""
         self.argue(arguments)
         self.end()
+
+    def given(self, missing: str) -> dict[str, Any] | None:
+        """Return the arguments with their ``missing`` closers; None if they are then no JSON object."""
+        written = "".join(self._arguments) + missing
+        return json.loads(written) if is_object(written) else None
 
     def end(self, missing: str = "") -> None:
         """Add the ``missing`` closers, and the end of the call if the arguments are then a JSON object."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+from collections.abc import Callable
 from typing import Final
 
 from engine.frontend.text.incoming_text import Emit, IncomingText, Reading
@@ -18,18 +19,23 @@ _CLOSING = {"[": "]", "(": ")", "{": "}"}
 
 # The prefixes of strings that have a value as they are written.
 _PREFIXES = frozenset("rRuUbB")
+# Returns whether the call ends at this position.
+Ends = Callable[[], Reading[bool]]
 _CLOSERS = frozenset(_CLOSING.values())
 _LAST_CODE = 0x10FFFF
 _SURROGATES = range(0xD800, 0xE000)
 
 
-def read_python_value(text: IncomingText, emit: Emit, depth: int = 0) -> Reading[bool]:
-    """Read a Python literal and emit it as JSON. False if it is invalid or truncated."""
+def read_python_value(text: IncomingText, emit: Emit, ends: Ends, depth: int = 0) -> Reading[bool]:
+    """Read a Python literal and emit it as JSON. False if it is invalid or truncated.
+
+    Brackets that are missing where the call ``ends`` are added.
+    """
     character = yield from text.peek()
     if character in PLAIN:
         return (yield from _read_string(text, emit))
     if character in _CLOSING:
-        return depth < DEPTH_LIMIT and (yield from _read_items(text, emit, depth + 1))
+        return depth < DEPTH_LIMIT and (yield from _read_items(text, emit, ends, depth + 1))
     word = yield from text.word(LITERAL)
     if word in _PREFIXES and (yield from text.peek()) in QUOTES:
         return (yield from _read_string(text, emit, raw=word in "rR"))
@@ -38,7 +44,7 @@ def read_python_value(text: IncomingText, emit: Emit, depth: int = 0) -> Reading
     return found is not None
 
 
-def _read_items(text: IncomingText, emit: Emit, depth: int) -> Reading[bool]:
+def _read_items(text: IncomingText, emit: Emit, ends: Ends, depth: int) -> Reading[bool]:
     """Read a list, a dict or a tuple, which becomes a list."""
     opening = text.take(1)
     closing, is_dict = _CLOSING[opening], opening == "{"
@@ -47,7 +53,7 @@ def _read_items(text: IncomingText, emit: Emit, depth: int) -> Reading[bool]:
     while True:
         yield from text.run(SPACE)
         character = yield from text.peek()
-        if character in _CLOSERS or (not character and text.has_stopped):
+        if character in _CLOSERS or (yield from ends()):
             # Another bracket closes the value around this one.
             text.take(int(character == closing))
             emit("}" if is_dict else "]")
@@ -62,13 +68,13 @@ def _read_items(text: IncomingText, emit: Emit, depth: int) -> Reading[bool]:
         is_first = False
         if is_dict and not (yield from _read_key(text, emit)):
             return False
-        if not (yield from read_python_value(text, emit, depth)):
+        if not (yield from read_python_value(text, emit, ends, depth)):
             return False
         yield from text.run(SPACE)
         character = yield from text.peek()
         if character == ",":
             text.take(1)
-        elif character and character not in _CLOSERS:
+        elif character and character not in _CLOSERS and not (yield from ends()):
             return False
 
 

@@ -57,8 +57,32 @@ def _fenced(name: str) -> Pieces:
     return [f"{CALL}function{SEPARATOR}{name}\n```json\n", *OBJECT, "\n", Closer("```"), Closer(END_CALL), "\n"]
 
 
-# Both calls, as the models of each family write them.
+PYTHON: Pieces = ["(s='Oslo', n=3, l=[1, 2", Closer("]"), Closer(")")]
+ATTRIBUTES: Pieces = [' s="Oslo" n="3" l=[1, 2', Closer("]")]
+
+
+def _around(before: str, given: Pieces, *after: str | Closer) -> Pieces:
+    """Both calls with the same text around their names and arguments."""
+    return [piece for name in TOOLS for piece in (before + name, *given, *after)]
+
+
+# Both calls, as the models of each family write them, and in words after the family's name in its tags.
 WRITTEN: dict[str, Pieces] = {
+    "hermes python": _around("<tool_call>\n", PYTHON, "\n", Closer("</tool_call>"), "\n"),
+    "hermes object": _around("<tool_call>", OBJECT, "\n", Closer("</tool_call>"), "\n"),
+    "hermes attributes": _around("<tool_call>", ATTRIBUTES, Closer("</tool_call>"), "\n"),
+    "glm45 python": _around("<tool_call>", PYTHON, Closer("</tool_call>"), "\n"),
+    "glm45 object": _around("<tool_call>", OBJECT, Closer("</tool_call>"), "\n"),
+    "qwen3_coder python": _around("<tool_call>", PYTHON, Closer("</tool_call>"), "\n"),
+    "qwen3_coder tag": _around("<function=", PYTHON, ">", Closer("</function>"), "\n"),
+    "qwen3_coder attributes": _around("<function=", ATTRIBUTES, ">\n", Closer("</function>"), "\n"),
+    "qwen3_coder object": _around("<function=", OBJECT, Closer("</function>"), "\n"),
+    "mistral python": _around("[TOOL_CALLS]", PYTHON),
+    "mistral object": _around("[TOOL_CALLS]", OBJECT),
+    "llama3 python": _around("<|python_tag|>", PYTHON),
+    "llama3 object": _around("<function=", OBJECT, Closer("</function>"), "\n"),
+    "deepseek object": [CALLS, *_around(CALL, OBJECT, Closer(END_CALL)), Closer(END_CALLS)],
+    "deepseek python": [CALLS, *_around(CALL, PYTHON, Closer(END_CALL)), Closer(END_CALLS)],
     "hermes": [*_hermes("add"), *_hermes("look_up")],
     "llama3": [
         '{"name": "add", "parameters": ',
@@ -94,7 +118,7 @@ LISTED: Pieces = [
 
 
 def parts_of(family: str, pieces: Iterable[str]) -> list[Part]:
-    parser = FAMILIES[family](TOOLS, dict.fromkeys(TOOLS, PROPERTIES))
+    parser = FAMILIES[family.split()[0]](TOOLS, dict.fromkeys(TOOLS, PROPERTIES))
     found: list[Part] = []
     for piece in pieces:
         for part in parser.push(piece):
@@ -158,7 +182,7 @@ def test_a_list_of_calls_lacks_closers() -> None:
 
 
 def said(family: str, text: str, *, end: FinishReason = FinishReason.STOP) -> SpokenChoice:
-    parser = FAMILIES[family](TOOLS, dict.fromkeys(TOOLS, PROPERTIES))
+    parser = FAMILIES[family.split()[0]](TOOLS, dict.fromkeys(TOOLS, PROPERTIES))
     choice = SpokenChoice(AnswerParser(None, parser, parallel=True))
     meta = MetaInfo(
         id="r",

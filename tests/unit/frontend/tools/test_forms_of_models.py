@@ -108,6 +108,90 @@ def test_a_call_in_the_form_of_another_model(family: str, text: str) -> None:
     assert parse(family, text) == ONE
 
 
+# A name in the tags of each family, and what models write after it in place of the family's arguments.
+NAMES = {
+    "hermes": ("<tool_call>\n", "\n</tool_call>"),
+    "glm45": ("<tool_call>", "</tool_call>"),
+    "qwen3_coder": ("<tool_call>", "</tool_call>"),
+    "mistral": ("[TOOL_CALLS]", ""),
+    "llama3": ("<|python_tag|>", ""),
+    "deepseek": (f"{CALLS}{CALL}", f"{END_CALL}{END_CALLS}"),
+    "qwen3_coder function": ("<tool_call><function=", "</function></tool_call>"),
+    "qwen3_coder tag": ('<function name="', "></function>"),
+    "llama3 function": ("<function=", "</function>"),
+    "llama3 tag": ("<function=", "></function>"),
+}
+WITHOUT_TAG = "(n=1)"
+
+
+@every_case(("family", "place"), [(name.split()[0], place) for name, place in NAMES.items()])
+@every_case(
+    "given",
+    [
+        WITHOUT_TAG,
+        '({"n": 1})',
+        '{"n": 1}',
+        ' {"n": 1}',
+        " n=1",
+        ' n="1"',
+        ".call(n=1)",
+        " ( n = 1, )",
+        "( n=1",
+    ],
+)
+def test_arguments_follow_the_name_of_a_tool(family: str, place: tuple[str, str], given: str) -> None:
+    """The name took them in: a call of a tool that does not exist, without arguments."""
+    before, after = place
+    name = "add" if "=" in before or "name" in before or given.startswith(" ") else "functions.add"
+    quote = '"' * before.endswith('"')
+    assert parse(family, f"{before}{name}{quote}{given.removeprefix('.call' * len(quote))}{after}") == ONE
+    assert parse(family, f"{before}{name}{quote}(s='a', n=None){after}") == text_of(s="a", n=None)
+
+
+@pytest.mark.parametrize("tag", ["<function=add>{}</function>", "<function=add>{}", "<function=add >\n{}\n</function>"])
+@pytest.mark.parametrize("given", [WITHOUT_TAG, '({"n": 1})', "n=1", "n = '1'", '{"n": 1}'])
+def test_arguments_follow_the_tag_of_a_function(tag: str, given: str) -> None:
+    assert parse("qwen3_coder", tag.format(given)) == ONE
+
+
+def test_an_attribute_and_a_parameter_are_of_one_call() -> None:
+    text = '<tool_call><function=add s="a>b"><parameter=n>\n1\n</parameter></function></tool_call>'
+    assert parse("qwen3_coder", text) == text_of(s="a>b", n=1)
+
+
+@pytest.mark.parametrize("family", ["hermes", "glm45", "qwen3_coder", "mistral", "llama3"])
+def test_a_list_of_calls_in_python_follows_a_marker(family: str) -> None:
+    before, after = NAMES[family]
+    assert parse(family, f"{before}[add(n=1), add(n=1)]{after}") == ONE * 2
+    assert parse(family, f"{before}add(n=1)\nadd(n=1){after}") == ONE * 2
+
+
+@pytest.mark.parametrize("text", ["add n", "add color=red", "add, n=1", "sub(n=1)", "sub n=1", "add (1)", "add is n=1"])
+@pytest.mark.parametrize("family", ["hermes", "mistral", "llama3"])
+def test_a_name_in_prose_is_no_call(family: str, text: str) -> None:
+    before, after = NAMES[family]
+    assert parse(family, before + text + after) == [("content", before + text + after)]
+
+
+@every_case(
+    "written",
+    [
+        f'{CALLS}add{SEPARATOR}{{"n": 1}}{END_CALL}add{SEPARATOR}{{"n": 1}}{END_CALL}{END_CALLS}',
+        f'{CALL}add{SEPARATOR}{{"n": 1}}{CALL}add{SEPARATOR}{{"n": 1}}',
+        f'{CALLS}function{SEPARATOR}add\n```json\n{{"n": 1}}\n```\nfunction{SEPARATOR}add\n```json\n{{"n": 1}}\n```',
+        f'{CALLS}add{{"n": 1}}add(n=1){END_CALLS}',
+    ],
+)
+def test_calls_of_deepseek_lack_markers(written: str) -> None:
+    assert parse("deepseek", f"{written}ok") == [*ONE * 2, ("content", "ok")]
+
+
+def test_calls_of_mistral_lack_markers() -> None:
+    assert parse("mistral", '[TOOL_CALLS]add{"n": 1}add{"n": 1} add it') == [*ONE * 2, ("content", "add it")]
+    assert parse("mistral", '[TOOL_CALLS]add[ARGS]{"n": 1}\nadd[ARGS]{"n": 1}') == ONE * 2
+    assert parse("mistral", '[TOOL_CALLS]add[ARGS]{"n": 1}sub[ARGS]{}') == [*ONE, ("content", "sub[ARGS]{}")]
+
+
 @every_case(
     ("family", "text"),
     [
@@ -196,6 +280,11 @@ def reads(monkeypatch: pytest.MonkeyPatch) -> list[int]:
 
 OPENERS: dict[str, tuple[str, ...]] = {
     "hermes": (
+        "<tool_call>add(",
+        "<tool_call>add(l=[",
+        "<tool_call>add n=",
+        "<tool_call>[add(n=1),",
+        '<tool_call>add(s="',
         "<tool_call>",
         '<tool_call>{"name": "add", "arguments": {',
         '<tool_call>{"function": {',
@@ -205,12 +294,52 @@ OPENERS: dict[str, tuple[str, ...]] = {
         '<tool_call>{"name": "add", "arguments": {"s": "{"',
         '<tool_call>{"s": "a", /*',
     ),
-    "llama3": ("{", '{"name": "add", "parameters": {', '{"function": {', "<|python_tag|>{{"),
-    "mistral": ("[TOOL_CALLS]", "[TOOL_CALLS]add[ARGS]", '[TOOL_CALLS][{"arguments": {'),
+    "llama3": (
+        "<function=add(",
+        "<|python_tag|>add(n=1, ",
+        "<|python_tag|>add n=1 ",
+        "{",
+        '{"name": "add", "parameters": {',
+        '{"function": {',
+        "<|python_tag|>{{",
+    ),
+    "mistral": (
+        "[TOOL_CALLS]add(n={",
+        "[TOOL_CALLS]add",
+        "[TOOL_CALLS]add[ARGS]{}add[ARGS]{}add",
+        "[TOOL_CALLS]",
+        "[TOOL_CALLS]add[ARGS]",
+        '[TOOL_CALLS][{"arguments": {',
+    ),
     "llama4": ("[", "[add(n=1,<", "[add(n=1,x", "[add(n=[", "<|python_start|>add(", ",add", "[add(n='''"),
-    "qwen3_coder": ("<tool_call>", "<tool_call>{", "<tool_call><function=add><parameter=", "</parameter"),
-    "glm45": ("<tool_call>", "<tool_call>{", "<tool_call>add<arg_key>n<arg_value>", "</arg_value>"),
-    "deepseek": (CALLS, CALL, f"{CALL}add{SEPARATOR}", f"{CALL}add{SEPARATOR}```", f"{CALL}add{SEPARATOR}{{"),
+    "qwen3_coder": (
+        "<function=add n=",
+        "<function=add(n=[",
+        "<function=add>(",
+        "<function=add s='",
+        "<tool_call>",
+        "<tool_call>{",
+        "<tool_call><function=add><parameter=",
+        "</parameter",
+    ),
+    "glm45": (
+        "<tool_call>add(n=[",
+        "<tool_call>add n=1",
+        "<tool_call>",
+        "<tool_call>{",
+        "<tool_call>add<arg_key>n<arg_value>",
+        "</arg_value>",
+    ),
+    "deepseek": (
+        f"{CALL}add(n=[",
+        f"{CALLS}add{SEPARATOR}",
+        f"{CALLS}add",
+        CALLS,
+        CALL,
+        f"{CALL}add{SEPARATOR}",
+        f"{CALL}add{SEPARATOR}```",
+        f"{CALL}add{SEPARATOR}{{",
+    ),
 }
 
 
@@ -241,6 +370,12 @@ def test_twice_the_openers_cost_twice_the_reads(family: str, opener: str, reads:
         ('{"name": "add", "n": null, "s": ""}', {"n": None, "s": ""}),
         ("{'name': 'add', 'n': None, 's': 'it's'}", {"n": None, "s": "it's"}),
         ('{"name": "add", "arguments": "{"n": 1}"}', {"n": 1}),
+        ('{"name": "add", "arguments": {}, "s": "a"}', {"s": "a"}),
+        ('{"s": "a", "name": "add", "arguments": {"n": 1}, "o": {}}', {"n": 1, "s": "a", "o": {}}),
+        ('{"arguments": {"n": 1, "s": "b"}, "s": "a", "name": "add"}', {"n": 1, "s": "b"}),
+        ('{"name": "add", "arguments": null, "s": "a"}', {"s": "a"}),
+        ('{"name": "add", "arguments": "{\\"n\\": 1}", "s": "a"}', {"n": 1, "s": "a"}),
+        ('{"name": "find", "arguments": {}, "type": "file"}', {}),
     ],
 )
 def test_arguments_stand_beside_the_name(family: str, written: str, given: dict[str, Any]) -> None:

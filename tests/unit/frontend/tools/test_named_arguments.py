@@ -192,7 +192,7 @@ def test_literals_of_python_become_json(text: str, given: dict[str, Any]) -> Non
         ("glm45", "<tool_call>two words</tool_call>"),
         ("glm45", "<tool_call>add"),
         ("deepseek", f"{CALLS}{END_CALLS}"),
-        ("deepseek", f"{CALLS}{CALL}add{{}}"),
+        ("deepseek", f"{CALLS}{CALL}sub{{}}"),
         ("deepseek", f"{CALL}function{SEPARATOR}add\n```json\n7"),
     ],
 )

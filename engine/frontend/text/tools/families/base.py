@@ -9,17 +9,19 @@ from __future__ import annotations
 import re
 import uuid
 from collections.abc import Collection, Mapping
-from typing import ClassVar, Final
+from typing import Any, ClassVar, Final
 
 from engine.frontend.text.incoming_text import Reading
 from engine.frontend.text.reasoning import Part, PartReader
-from engine.frontend.text.tools.argument_schemas import Properties
+from engine.frontend.text.tools.argument_schemas import Properties, is_text
 from engine.frontend.text.tools.call_grammar import CallForm
 from engine.frontend.text.tools.call_objects import CallObject, read_arguments
 from engine.frontend.text.tools.call_parts import FENCE, CallParts
+from engine.frontend.text.tools.called_names import CalledNames
 from engine.frontend.text.tools.closing_tags import is_closer
-from engine.frontend.text.tools.json_values import SPACE
-from engine.frontend.text.tools.tagged_values import is_argument
+from engine.frontend.text.tools.json_values import QUOTES, SPACE, decoded
+from engine.frontend.text.tools.python_values import read_python_value
+from engine.frontend.text.tools.tagged_values import WrittenArguments, is_argument, json_of
 
 # The tags around each call of Hermes, Qwen3-Coder and GLM.
 OPEN: Final = "<tool_call>"
@@ -27,6 +29,12 @@ CLOSE: Final = "</tool_call>"
 # The separators between calls, and a surplus brace, which models often write.
 _BETWEEN = re.compile(r"[\s,;}]*")
 _LANGUAGE = re.compile(r"[\w+-]*")
+_NAME = re.compile(r"[\w.-]*")
+_KEY = re.compile(r"[^\s=,()\[\]{}<>\"']*")
+_OPENING = frozenset("[({'\"")
+_NEVER_AFTER_A_CLOSER = re.compile(r"[^\s,=()\[\]{}<>'\"]*")
+_BETWEEN_ARGUMENTS = re.compile(r"[\s,]*")
+_WORD = re.compile(r"[^\s,<>()\[\]{}\"']*")
 
 
 class CallParser(PartReader):
@@ -44,15 +52,20 @@ class CallParser(PartReader):
     """Text after a call's object that never occurs in JSON outside strings."""
     closes: ClassVar[bool] = False
     """Whether a marker closes each call."""
+    closers: ClassVar[tuple[str, ...]] = ()
+    """The tags that close a call, which models damage."""
 
     _is_fenced = False
     """Whether a Markdown fence was read after a marker."""
+    _has_begun = False
+    """Whether the call in Python that was read last has begun."""
 
     def __init__(self, tools: Collection[str], properties: Mapping[str, Properties] | None = None) -> None:
         super().__init__()
         self._tools = frozenset(tools)
         self._properties = properties or {}
         self._parts = CallParts(self._found, self._tools)
+        self._called = CalledNames(self._tools, self._properties)
 
     @classmethod
     def form_of(cls, template: str) -> CallForm:  # noqa: ARG003 - some families have an older and a newer way
@@ -72,8 +85,9 @@ class CallParser(PartReader):
         return self._advance()
 
     def _read_objects(self, *, bare: bool = False) -> Reading[bool]:
-        """Read calls that are objects: one, several, or a list. Emit the marked text as content if there is none.
+        """Read calls that are objects, or names with arguments: one, several, or a list.
 
+        Emit the marked text as content if there is none.
         ``bare``: no marker precedes them. False if there is none.
         """
         text = self._text
@@ -83,12 +97,15 @@ class CallParser(PartReader):
             text.take(1)
             yield from text.run(SPACE)
         found = False
-        while (yield from text.peek()) == "{":
-            stops, tools = self.markers + self.separators, self._tools if bare else None
-            if not (yield from CallObject(text, self._parts, stops, tools, self._properties).read()):
+        while True:
+            if (yield from text.peek()) == "{":
+                stops, tools = self.markers + self.separators, self._tools if bare else None
+                if not (yield from CallObject(text, self._parts, stops, tools, self._properties).read()):
+                    break
+                yield from self._read_between()
+            elif (bare and not listed) or not (yield from self._read_called()):
                 break
             found = True
-            yield from self._read_between()
             text.mark()
         if listed and found and (yield from text.peek()) == "]":
             text.take(1)
@@ -98,12 +115,119 @@ class CallParser(PartReader):
         self._is_fenced = self._is_fenced and found
         return found
 
-    def _read_object_of(self, name: str) -> Reading[None]:
-        """Read the object at this position as the arguments of a call whose name precedes it."""
+    def _sees_object(self) -> Reading[bool]:
+        """Return whether calls as other families write them are at this position: objects, or names with arguments."""
+        first = yield from self._text.peek()
+        return (first != "" and first in "[{") or (yield from self._called.seen(self._text)) is not None
+
+    def _read_called(self) -> Reading[bool]:
+        """Read a call whose arguments follow the name of a tool at once; False, with nothing read, if there is none."""
+        called = yield from self._called.seen(self._text)
+        if called is None:
+            return False
+        self._text.take(len(called.written))
+        yield from self._read_arguments_of(called.tool)
+        return True
+
+    def _read_arguments_of(self, name: str) -> Reading[None]:
+        """Read the arguments of a call whose name precedes them."""
+        arguments = WrittenArguments(self._parts)
+        if (yield from self._read_given(name, arguments)):
+            arguments.end()
+        yield from self._read_between()
+
+    def _read_given(self, name: str, arguments: WrittenArguments) -> Reading[bool]:
+        """Read the arguments after a tool's name. True if they have names, so that more may follow and the end must.
+
+        False if they were an object, with which the call has ended, or if they were cut.
+        """
+        text = self._text
+        yield from text.run(SPACE)
+        in_parentheses = (yield from text.peek()) == "("
+        text.take(int(in_parentheses))
+        yield from text.run(SPACE)
+        if (yield from text.peek()) == "{":
+            self._begin(name)
+            yield from read_arguments(text, self._parts, self.markers + self.separators)
+            if in_parentheses:
+                yield from text.run(SPACE)
+                text.take(int((yield from text.peek()) == ")"))
+            return False
+        return (yield from self._read_named(name, arguments, closer=")" if in_parentheses else ">"))
+
+    def _read_named(self, name: str, arguments: WrittenArguments, *, closer: str) -> Reading[bool]:
+        """Read arguments with names up to their ``closer``; False if they are truncated or not those of a call.
+
+        Before a bracket they are Python, and before the end of a tag attributes, whose schemas say what they are.
+        """
+        text, self._has_begun = self._text, False
+        yield from text.run(SPACE)
+        while not ((yield from text.peek()) == closer or (self._has_begun and (yield from self._lacks_closer()))):
+            key = yield from text.word(_KEY)
+            yield from text.run(SPACE)
+            if closer == ">" and key == "/" and (yield from text.peek()) == ">":
+                break
+            if not key or (yield from text.peek()) != "=":
+                self._give_back()
+                return False
+            text.take(1)
+            if not self._has_begun:
+                self._begin(name)
+            yield from text.run(SPACE)
+            arguments.key(key)
+            first = yield from text.peek()
+            if closer == ">":
+                whole = yield from self._read_attribute(arguments, self._properties.get(name, {}).get(key, {}))
+            else:
+                whole = yield from read_python_value(text, arguments.add, self._lacks_closer)
+            if not whole:
+                return False
+            if first in _OPENING and not (yield from self._lacks_closer()):
+                yield from text.run(_NEVER_AFTER_A_CLOSER)
+            yield from text.run(_BETWEEN_ARGUMENTS)
+        text.take(int((yield from text.peek()) == closer))
+        if not self._has_begun:
+            self._begin(name)
+        return True
+
+    def _read_attribute(self, arguments: WrittenArguments, schema: Mapping[str, Any]) -> Reading[bool]:
+        """Read the value of an attribute, which may be written in quotes although it is no text."""
+        text, written = self._text, list[str]()
+        first = yield from text.peek()
+        if first not in _OPENING:
+            word = yield from text.word(_WORD)
+            word = word.removesuffix("/" * ((yield from text.peek()) == ">"))
+            arguments.add(json_of(word, schema) if word else "")
+            return bool(word)
+        emit = arguments.add if is_text(schema) else written.append
+        if not (yield from read_python_value(text, emit, self._lacks_closer)):
+            return False
+        value = "".join(written)
+        said = decoded(value) if first in QUOTES else None
+        arguments.add(value if said is None else json_of(said, schema))
+        return True
+
+    def _begin(self, name: str) -> None:
+        self._has_begun = True
         self._text.unmark()
         self._parts.begin(name)
-        yield from read_arguments(self._text, self._parts, self.markers + self.separators)
-        yield from self._read_between()
+
+    def _lacks_closer(self) -> Reading[bool]:
+        """Return whether a call ends here without its bracket: at the end of its text, or before the next call."""
+        text = self._text
+        character = yield from text.peek()
+        if not character:
+            return text.has_stopped
+        if character in "]}>" or (yield from text.sees((*self.markers, *self.separators))) is not None:
+            return True
+        if character == "<":
+            tag = yield from text.tag()
+            return any(is_closer(tag, closer, self.markers) for closer in self.closers)
+        text.mark()
+        name = yield from text.word(_NAME)
+        follows = name in self._tools and (yield from text.peek()) == "("
+        text.rewind()
+        return follows
 
     def _read_between(self) -> Reading[None]:
         """Read the separator between calls. Its whitespace may be content if no marker closes a call."""

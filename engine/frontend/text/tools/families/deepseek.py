@@ -37,7 +37,17 @@ DEEPSEEK_FENCED_FORM: Final = CallForm(
 _BEGINNINGS: Final = frozenset('{"')
 _FENCED_NAME = re.compile(r"[^\s<>{}`]*")
 NULL: Final = "null"
+_LONGEST_NAME: Final = 128
 _REST = re.compile(r"[\s`}]*")
+
+
+def _is_named(ahead: str, more: bool) -> bool | None:
+    """Return whether a name or a kind of call is here, and the separator after it."""
+    found = _FENCED_NAME.match(ahead)
+    rest = ahead[found.end() :].lstrip() if found else ""
+    if not rest.startswith(SEPARATOR) and SEPARATOR.startswith(rest):
+        return None if more else False
+    return bool(found and found.group()) and rest.startswith(SEPARATOR)
 
 
 class DeepSeekParser(CallParser):
@@ -51,6 +61,7 @@ class DeepSeekParser(CallParser):
     markers = (CALLS, END_CALLS, CALL, END_CALL, SEPARATOR)
     separators = (FENCE_END,)
     closes = True
+    closers = (END_CALL,)
     form = CallForm(
         opening=(CALLS,), before=(CALL,), quoted=False, between=(SEPARATOR,), after=(END_CALL,), closing=(END_CALLS,)
     )
@@ -65,16 +76,32 @@ class DeepSeekParser(CallParser):
             text.mark(back=len(found))
             if found == CALLS:
                 yield from self._skip_openers(CALLS)
-                if (yield from text.marker((CALL,))) is None:
+                if not (yield from self._opens_call()):
                     self._give_back()
                     continue
             while (yield from self._read_call()):
-                text.mark(back=len(CALL))
+                before = text.place
+                if not (yield from self._opens_call()):
+                    break
+                text.mark(back=text.place - before)
             yield from self._skip_closers(END_CALLS)
 
+    def _opens_call(self) -> Reading[bool]:
+        """Read the marker before a call, if there is one; a name and the separator after it show a call without it."""
+        if (yield from self._text.marker((CALL,))) is not None:
+            return True
+        return bool((yield from self._text.judged(_is_named, _LONGEST_NAME))) or (
+            (yield from self._called.seen(self._text)) is not None
+        )
+
     def _read_call(self) -> Reading[bool]:
-        """Read one call; True if the opening of another call was read after it."""
+        """Read one call; False with the text given back if there is none."""
         text = self._text
+        yield from text.run(SPACE)
+        if (yield from self._called.seen(text)) is not None:
+            yield from self._read_called()
+            yield from self._read_end()
+            return True
         name = yield from self._read_name()
         separated = (yield from text.marker((SEPARATOR,))) is not None
         yield from text.run(SPACE)
@@ -100,10 +127,14 @@ class DeepSeekParser(CallParser):
             self._parts.give(given)
         else:
             yield from read_arguments(text, self._parts, self.markers + self.separators)
-        yield from text.run(_REST)
+        yield from self._read_end()
+        return True
+
+    def _read_end(self) -> Reading[None]:
+        """Read what is left of a call after its arguments."""
+        yield from self._text.run(_REST)
         yield from self._skip_closers(END_CALL)
-        yield from text.run(SPACE)
-        return (yield from text.marker((CALL,))) is not None
+        yield from self._text.run(SPACE)
 
     def _read_others(self, *, fenced: bool) -> Reading[str]:
         """Read arguments that do not begin as an object; a call that is closed before them has none."""

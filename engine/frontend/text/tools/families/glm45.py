@@ -21,7 +21,7 @@ END_VALUE: Final = "</arg_value>"
 # Neither pattern crosses a tag, because a stray tag would be read as a part of a key.
 _BARE_NAME = re.compile(r"[^<>\s{}]*")
 _KEY = re.compile(r"[^<]*")
-_OPENING = re.compile(rf"(?:{OPEN}\s*)+(?:(?P<object>{{)|(?P<name>[^<>\s{{}}]*))")
+_OPENING = re.compile(rf"(?:{OPEN}\s*)+(?:(?P<object>{{)|(?P<name>[^<>\s(){{}}]*))")
 # A key without its opening tag is looked for in so many characters.
 _LONGEST_KEY: Final = 96
 _PAIRS: Final = (TagPair((OPEN,), CLOSE), TagPair((VALUE,), END_VALUE))
@@ -36,6 +36,7 @@ class Glm45Parser(CallParser):
     name = "glm45"
     markers = (OPEN, CLOSE, KEY, END_KEY, VALUE, END_VALUE)
     closes = True
+    closers = (CLOSE,)
     form = CallForm(
         before=(OPEN,),
         quoted=False,
@@ -52,17 +53,13 @@ class Glm45Parser(CallParser):
         while (yield from text.until((OPEN,), self._parts.say)) is not None:
             text.mark(back=len(OPEN))
             yield from self._skip_openers(OPEN)
-            if (yield from text.peek()) == "{":
+            if (yield from self._sees_object()):
                 # As other models write calls between these tags.
                 if (yield from self._read_objects()):
                     yield from self._skip_closers(CLOSE)
                 continue
             name = yield from self._read_name()
             space = yield from text.word(SPACE)
-            if name in self._tools and (yield from text.peek()) == "{":
-                yield from self._read_object_of(name)
-                yield from self._skip_closers(CLOSE)
-                continue
             if not name or not (yield from self._is_call(name)):
                 self._give_back()
                 continue

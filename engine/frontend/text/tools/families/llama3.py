@@ -13,6 +13,7 @@ from engine.frontend.text.tools.json_values import SPACE
 PYTHON_TAG: Final = "<|python_tag|>"
 _FUNCTION: Final = "<function="
 _END_FUNCTION: Final = "</function>"
+_AFTER_ARGUMENTS = re.compile(r"[\s)>]*")
 _NAME = re.compile(r"[^<>{}\s]*")
 
 
@@ -26,7 +27,8 @@ class Llama3Parser(CallParser):
 
     name = "llama3"
     markers = (PYTHON_TAG,)
-    separators = (";",)
+    separators = (";", _FUNCTION, _END_FUNCTION)
+    closers = (_END_FUNCTION,)
     form = CallForm(before=('{"name": ',), between=(', "parameters": ',), after=("}",), separator=("; ",))
 
     def _read(self) -> Reading[None]:
@@ -47,13 +49,17 @@ class Llama3Parser(CallParser):
     def _read_function(self) -> Reading[None]:
         """Read a call between tags; anything but the object of a known tool is content."""
         text = self._text
+        if (yield from self._read_called()):
+            yield from text.run(_AFTER_ARGUMENTS)
+            yield from self._skip_closers(_END_FUNCTION)
+            return
         name = yield from text.word(_NAME)
         if name not in self._tools or (yield from text.marker((">",))) is None:
             self._give_back()
             return
         yield from text.run(SPACE)
-        if (yield from text.peek()) != "{":
+        if (yield from text.peek()) != "{" and not (yield from self._called.sees_named(text, name)):
             self._give_back()
             return
-        yield from self._read_object_of(name)
+        yield from self._read_arguments_of(name)
         yield from self._skip_closers(_END_FUNCTION)

@@ -18,6 +18,7 @@ ARGS: Final = "[ARGS]"
 MISTRAL_NAMED_FORM: Final = CallForm(before=(TOOL_CALLS,), quoted=False, between=(ARGS,))
 # Mistral's templates refuse ids of any other length.
 MISTRAL_ID_CHARS = 9
+_LONGEST_NAME: Final = 128
 _PLAIN_NAME = re.compile(r"[^\s\[\]{}]*")
 
 
@@ -51,14 +52,25 @@ class MistralParser(CallParser):
         while (yield from text.until((TOOL_CALLS,), self._parts.say)) is not None:
             text.mark(back=len(TOOL_CALLS))
             yield from self._skip_openers(TOOL_CALLS)
-            first = yield from text.peek()
-            if first and first in "[{":
+            if (yield from self._sees_object()):
                 if (yield from self._read_objects()):
                     yield from self._skip_fence_end()
             else:
-                yield from self._read_named()
+                yield from self._read_marked()
+                while (yield from text.judged(self._is_named, _LONGEST_NAME)):
+                    # The marker before a further call is missing.
+                    text.mark()
+                    yield from self._read_marked()
 
-    def _read_named(self) -> Reading[None]:
+    def _is_named(self, ahead: str, more: bool) -> bool | None:
+        """Return whether a tool's name is here, and a marker after it."""
+        found = _PLAIN_NAME.match(ahead)
+        name, rest = (found.group(), ahead[found.end() :].lstrip()) if found else ("", ahead)
+        if more and any(marker.startswith(rest) for marker in (CALL_ID, ARGS)):
+            return None
+        return name.strip('"') in self._tools and rest.startswith((CALL_ID, ARGS))
+
+    def _read_marked(self) -> Reading[None]:
         """Read one call whose name precedes its arguments."""
         text = self._text
         name = yield from self._read_name()

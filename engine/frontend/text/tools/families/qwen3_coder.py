@@ -24,10 +24,11 @@ _FUNCTIONS: Final = (FUNCTION, "<function name=")
 _PARAMETERS: Final = (PARAMETER, "<parameter name=", "<param=", "<param name=")
 _PAIRS: Final = (TagPair((OPEN,), CLOSE), TagPair(_FUNCTIONS, END_FUNCTION), TagPair(_PARAMETERS, END_PARAMETER))
 _OPENING = re.compile(
-    rf"(?:{OPEN}\s*)*(?:(?P<object>(?<=>)\s*{{)|<function(?:\s+name)?=\s*[\"']?(?P<name>[^<>\n\"']*))?"
+    rf"(?:{OPEN}\s*)*(?:(?P<object>(?<=>)\s*{{)|<function(?:\s+name)?=\s*[\"']?(?P<name>[^<>\n\"'(){{}}=]*?)(?=\s+\w+=|\s*[(<>\n\"'{{]|$))?"
 )
 # The opening of any element up to a name, which is a parameter's where only one is possible.
 _ELEMENT = re.compile(r"<(?:(\w+)(?:\s+name)?\s*[=:\s]\s*)?")
+_AFTER_ARGUMENTS = re.compile(r"[\s,;}>]*")
 _TAG_NAME = re.compile(r"[^<>\n]*")
 
 
@@ -74,6 +75,8 @@ class Qwen3CoderParser(CallParser):
     name = "qwen3_coder"
     markers = (OPEN, CLOSE)
     closes = True
+    separators = (FUNCTION, END_FUNCTION)
+    closers = (END_FUNCTION, CLOSE)
     form = CallForm(
         before=(OPEN, "\n" + FUNCTION),
         quoted=False,
@@ -91,7 +94,7 @@ class Qwen3CoderParser(CallParser):
             text.mark(back=len(found))
             if found == OPEN:
                 yield from self._skip_openers(OPEN)
-                if (yield from text.peek()) == "{":
+                if (yield from self._sees_object()):
                     # As other models of the family write calls.
                     if (yield from self._read_objects()):
                         yield from self._skip_closers(CLOSE)
@@ -108,25 +111,29 @@ class Qwen3CoderParser(CallParser):
     def _read_function(self, nested: NestedCalls, opening: CallOpening, opener: str) -> Reading[None]:
         """Read a function after the beginning of its tag, or after the usual one behind the tag of a call."""
         text = self._text
-        name = yield from self._read_name()
-        bare = opener != OPEN
+        called = yield from self._called.seen(text)
+        if called is not None:
+            text.take(len(called.written))
+        name = called.tool if called is not None else (yield from self._read_name())
         element = "" if opener in (OPEN, *_FUNCTIONS) else _element_of(opener) or name
         # Even without its bracket the tag belongs to a call if it names a tool.
         closed = (yield from text.peek()) == ">"
-        if not name or ((bare or not closed) and name not in self._tools):
+        if not name or ((opener != OPEN or not closed) and name not in self._tools):
             self._give_back()
             return
         text.take(int(closed))
         nested.enter(name, has_lines="\n" in (yield from text.word(SPACE)))
-        if (yield from text.peek()) == "{":
-            yield from self._read_object_of(name)
-            yield from self._skip_closer(END_FUNCTION)
-            yield from text.run(SPACE)
-            yield from self._skip_closers(CLOSE)
-            return
-        text.unmark()
-        self._parts.begin(name)
         arguments, properties = WrittenArguments(self._parts), self._properties.get(name, {})
+        if called is not None or (yield from text.peek()) == "{" or (yield from self._called.sees_named(text, name)):
+            has_names = yield from self._read_given(name, arguments)
+            yield from text.run(_AFTER_ARGUMENTS)
+            if not has_names:
+                yield from self._skip_closer(END_FUNCTION)
+                yield from text.run(SPACE)
+                yield from self._skip_closers(CLOSE)
+                return
+        else:
+            self._begin(name)
         values = self._values_of(arguments, properties, nested, opening, element)
         while opener := (yield from self._next_parameter(properties)):
             key = yield from self._read_name()

@@ -1,0 +1,86 @@
+"""Recognizes the name of a tool that its arguments follow at once: ``name{...}``, ``name(key=...)``, ``name key=...``.
+
+Only the names of the tools and of their arguments tell such a call from other text.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Collection, Mapping
+from typing import NamedTuple
+
+from engine.frontend.text.incoming_text import IncomingText, Reading
+from engine.frontend.text.tools.argument_schemas import Properties
+
+# More than a name, a bracket and the name of an argument.
+_LONGEST_BEGINNING = 256
+_NAME = re.compile(r"""\s*(?P<quote>["']?)(?P<name>[\w.-]*)(?P<end>["']?)""")
+_KEY = re.compile(r"[\w.-]*")
+# Models of other families write them around the name.
+_BEFORE_NAME = "functions."
+_AFTER_NAME = ".call"
+
+
+class CalledName(NamedTuple):
+    """``tool`` is the name, and ``written`` what stands for it in the text."""
+
+    tool: str
+    written: str
+
+
+class CalledNames:
+    """Recognizes the names of ``tools``; ``properties`` are the argument schemas of each."""
+
+    def __init__(self, tools: Collection[str], properties: Mapping[str, Properties]) -> None:
+        self._tools = tools
+        self._properties = properties
+
+    def seen(self, text: IncomingText) -> Reading[CalledName | None]:
+        """Return the name at this position if arguments follow it."""
+        found = yield from text.judged(self._name_in, _LONGEST_BEGINNING)
+        return found if isinstance(found, CalledName) else None
+
+    def sees_named(self, text: IncomingText, tool: str) -> Reading[bool]:
+        """Return whether arguments with names, or in parentheses, are at this position, whose tool is known."""
+
+        def judged(ahead: str, more: bool) -> bool | None:
+            return self._follows(tool, " " + ahead, more)
+
+        return bool((yield from text.judged(judged, _LONGEST_BEGINNING)))
+
+    def _name_in(self, ahead: str, more: bool) -> CalledName | bool | None:
+        """Return the name that a text begins with; False if it is none, None if that depends on ``more``."""
+        found = _NAME.match(ahead)
+        rest = ahead[found.end() :] if found else ""
+        if not rest and more:
+            return None
+        if found is None or found["quote"] != found["end"]:
+            return False
+        plain = found["name"].removeprefix(_BEFORE_NAME)
+        names = (found["name"], plain, plain.removesuffix(_AFTER_NAME))
+        tool = next((name for name in names if name in self._tools), None)
+        if tool is None:
+            return False
+        follows = True if rest.lstrip()[:1] == "{" else self._follows(tool, rest, more)
+        return CalledName(tool, found.group()) if follows else follows
+
+    def _follows(self, tool: str, rest: str, more: bool) -> bool | None:
+        """Return whether arguments with names, or an object in parentheses, follow the name of a tool."""
+        after = rest.lstrip()
+        if after[:1] == "(":
+            inner = after[1:].lstrip()
+            return True if inner[:1] in (*"){",) else self._is_key(inner, more, None)
+        if not after:
+            return None if more else False
+        # Prose may follow a name, but not an attribute that the tool declares.
+        return rest[0].isspace() and self._is_key(after, more, self._properties.get(tool, {}))
+
+    @staticmethod
+    def _is_key(written: str, more: bool, declared: Properties | None) -> bool | None:
+        """Return whether a text begins with the name of an argument and the sign after it; None allows any name."""
+        found = _KEY.match(written)
+        key = found.group() if found else ""
+        after = written[len(key) :].lstrip()
+        if not after:
+            return None if more else False
+        return bool(key) and after[0] == "=" and (declared is None or key in declared)
