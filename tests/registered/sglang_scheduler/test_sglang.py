@@ -33,7 +33,7 @@ from scripted_sglang.standalone import SglangStandalone
 
 from scripted import api
 from scripted.core.adapters import adapter_named
-from scripted.core.defects import defects_of, is_of
+from scripted.core.defects import Defect
 from scripted.core.forks import Frozen
 from scripted.core.mutant import Mutant
 from scripted.core.refusals import ScriptDefinitionError
@@ -43,6 +43,7 @@ from scripted.sdk.standalone import text_of, write_standalone
 from scripted.search.decisions import Decisions
 from scripted.search.execution import execute, record
 from scripted.search.generated import space_of
+from tests.defect_rows import rows_of, unlike
 
 register_cpu_ci(est_time=110, suite="sglang-cpu")
 
@@ -145,10 +146,14 @@ def test_the_page_is_right_about_a_defect(line: str, words: str) -> None:
     assert words in failure_of(line)
 
 
-def test_each_schedule_by_which_a_defect_is_recognized_fails() -> None:
+@pytest.mark.parametrize(
+    ("defect", "adapter"),
+    [(defect, adapter) for adapter in ("sglang", "sglang-fleet") for defect in rows_of(adapter, ADAPTER.version())],
+    ids=lambda given: given if isinstance(given, str) else given.id,
+)
+def test_a_defect_is_there_and_its_fix_mends_it(defect: Defect, adapter: str) -> None:
     """One failed only by the end of the run, which took back memory that had not been released."""
-    texts = [text for defect in defects_of("sglang", ROOT / "none") for text in defect.schedules]
-    assert [text for text in texts if is_of(text, "sglang") and not failure_of(text)] == []
+    assert unlike(defect, adapter) == []
 
 
 @pytest.mark.parametrize(("line", "front"), list(zip(LINES[:-7], (0, 0, 0, 0, 1, 1, 0, 0), strict=True)))

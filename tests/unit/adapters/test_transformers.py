@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 import re
 import warnings
+from importlib.metadata import version
 from pathlib import Path
 
 import pytest
@@ -16,10 +17,11 @@ from typer.testing import CliRunner
 from scripted import api
 from scripted.cli.main import app
 from scripted.core.adapters import adapter_named
-from scripted.core.defects import defects_of
+from scripted.core.defects import Defect, defects_of
 from scripted.core.schedule import Schedule
 from scripted.sdk.standalone import text_of
 from scripted.search.execution import execute
+from tests.defect_rows import rows_of, unlike
 
 ROOT = Path(__file__).parents[3]
 PAGE = (ROOT / "benchmarks/tables/defects.md").read_text(encoding="utf-8")
@@ -62,6 +64,11 @@ def test_the_page_is_right_about_a_defect(line: str, words: str) -> None:
     failure = execute(Schedule.parse(line)).failure
     assert failure is not None
     assert words in str(failure)
+
+
+@pytest.mark.parametrize("defect", rows_of("transformers", version("transformers")), ids=lambda defect: defect.id)
+def test_a_defect_is_there_and_its_fix_mends_it(defect: Defect) -> None:
+    assert unlike(defect, "transformers") == []
 
 
 # The mutants that one promise alone finds, each with the check that it takes.
