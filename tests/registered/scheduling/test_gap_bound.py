@@ -7,7 +7,7 @@ whole tiles of 64 tokens, decodes included. Method: the clock is advanced by han
 while a microbatch is in flight.
 Mutants: gaps-are-not-bounded, gap-bound-holds-for-prompts-alone, gap-bound-never-learns-again,
 gap-bound-counts-the-wait, gap-bound-forgets-the-decodes, gap-bound-splits-into-pages,
-gap-bound-ignores-tiles.
+gap-bound-ignores-tiles, gap-bound-begins-unbounded.
 """
 
 from ci.register import register_cpu_ci
