@@ -130,7 +130,8 @@ class Dialect(msgspec.Struct, frozen=True, kw_only=True):
 
     def parser(self, parsing: Parsing) -> AnswerParser:
         calls = None if parsing.tools is None or self.family is None else self.family(parsing.tools, parsing.properties)
-        reasoning = None if parsing.reasoning is None else ReasoningSplitter(parsing.reasoning)
+        endings = () if calls is None else calls.ends_reasoning
+        reasoning = None if parsing.reasoning is None else ReasoningSplitter(parsing.reasoning, endings)
         return AnswerParser(reasoning, calls, parallel=parsing.parallel)
 
     def new_call_id(self) -> str:

@@ -132,11 +132,12 @@ class PartReader(ABC):
 
 
 class ReasoningSplitter(PartReader):
-    """Splits reasoning from the answer after it."""
+    """Splits reasoning from the answer after it. ``endings`` are markers of the answer, which end it, too."""
 
-    def __init__(self, start: ReasoningStart) -> None:
+    def __init__(self, start: ReasoningStart, endings: tuple[str, ...] = ()) -> None:
         super().__init__()
         self._start = start
+        self._endings = endings
         self._held = ""
 
     def _read(self) -> Reading[None]:
@@ -146,7 +147,8 @@ class ReasoningSplitter(PartReader):
         marked = (yield from text.marker((BEGIN,))) is not None
         if marked or self._start is not ReasoningStart.MARKED:
             yield from text.run(_SPACE)
-            yield from text.until((END,), self._reason)
+            found = yield from text.until((END, *self._endings), self._reason)
+            text.step_back(len(found) if found in self._endings else 0)
             yield from text.run(_SPACE)
         else:
             self._say("".join(before))

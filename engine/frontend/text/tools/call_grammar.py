@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, Final
 
 import msgspec
 
@@ -24,6 +24,8 @@ from engine.grammar.source import MAX_GRAMMAR_CHARS, SPACING
 HEADER = "%llguidance {}"
 # An escaped character, or a slash, which ends a regex in Lark.
 _ESCAPED_OR_SLASH = re.compile(r"\\.|/", re.DOTALL)
+# The piece of a form that stands for a number.
+DIGITS: Final = "0-9"
 ANY_TEXT = r"TEXT: /(.|\n)*/"
 
 
@@ -76,6 +78,8 @@ class LarkRules:
         return Grammar(GrammarKind.EBNF, "\n".join(self._rules))
 
     def _piece(self, piece: str) -> str:
+        if piece == DIGITS:
+            return "/[0-9]{1,4}/"
         token_id = self._special_ids.get(piece)
         return json.dumps(piece, ensure_ascii=False) if token_id is None else f"<[{token_id}]>"
 

@@ -84,3 +84,16 @@ class CalledNames:
         if not after:
             return None if more else False
         return bool(key) and after[0] == "=" and (declared is None or key in declared)
+
+
+def names_before(text: IncomingText, name: re.Pattern[str], marker: str) -> Reading[bool]:
+    """Return whether a name is at this position, and a marker after it."""
+
+    def judged(ahead: str, more: bool) -> bool | None:
+        found = name.match(ahead)
+        rest = ahead[found.end() :].lstrip() if found else ""
+        if marker.startswith(rest) and rest != marker:
+            return None if more else False
+        return bool(found and found.group()) and rest.startswith(marker)
+
+    return bool((yield from text.judged(judged, _LONGEST_BEGINNING)))

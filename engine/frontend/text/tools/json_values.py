@@ -23,6 +23,11 @@ def is_object(written: str) -> bool:
         return False
 
 
+def keys_of(written: str) -> frozenset[str]:
+    """Return the keys of an object in JSON; none if a text is no object."""
+    return frozenset(json.loads(written)) if is_object(written) else frozenset()
+
+
 def refuse_constant(word: str) -> Any:
     """Refuse NaN and the infinities, which Python accepts but JSON lacks."""
     raise ValueError(f"{word} is not JSON")

@@ -17,6 +17,9 @@ from engine.frontend.schema.native import CachedTokensDetails, GenerateAnswer, M
 from engine.frontend.text.dialect import AnswerParser
 from engine.frontend.text.reasoning import Part, appended
 from engine.frontend.text.tools.families import CALL, CALLS, END_CALL, END_CALLS, FAMILIES, SEPARATOR
+from engine.frontend.text.tools.families.kimi_k2 import ARGUMENTS, END_SECTION, SECTION
+from engine.frontend.text.tools.families.kimi_k2 import CALL as CALL_OF_KIMI
+from engine.frontend.text.tools.families.kimi_k2 import END_CALL as END_CALL_OF_KIMI
 from engine.frontend.text.tools.families.llama4 import MOST_SKIPPED
 
 TOOLS = ("add", "look_up")
@@ -55,6 +58,10 @@ def _hermes(name: str) -> Pieces:
 
 def _fenced(name: str) -> Pieces:
     return [f"{CALL}function{SEPARATOR}{name}\n```json\n", *OBJECT, "\n", Closer("```"), Closer(END_CALL), "\n"]
+
+
+def _numbered(name: str, number: int) -> Pieces:
+    return [f"{CALL_OF_KIMI}functions.{name}:{number}{ARGUMENTS}", *OBJECT, Closer(END_CALL_OF_KIMI)]
 
 
 PYTHON: Pieces = ["(s='Oslo', n=3, l=[1, 2", Closer("]"), Closer(")")]
@@ -104,6 +111,9 @@ WRITTEN: dict[str, Pieces] = {
     ],
     "qwen3_coder": [*_tags("add"), *_tags("look_up")],
     "glm45": [*_keys("add"), *_keys("look_up")],
+    "kimi_k2": [SECTION, *_numbered("add", 0), *_numbered("look_up", 1), Closer(END_SECTION)],
+    "kimi_k2 object": [SECTION, *_around(CALL_OF_KIMI, OBJECT, Closer(END_CALL_OF_KIMI)), Closer(END_SECTION)],
+    "kimi_k2 python": [SECTION, *_around(CALL_OF_KIMI, PYTHON, Closer(END_CALL_OF_KIMI)), Closer(END_SECTION)],
     "deepseek": [CALLS, *_fenced("add"), *_fenced("look_up"), Closer(END_CALLS)],
 }
 LISTED: Pieces = [

@@ -13,6 +13,8 @@ from parsed_answers import shown
 from engine.frontend.text.incoming_text import IncomingText
 from engine.frontend.text.reasoning import appended
 from engine.frontend.text.tools.families import CALL, CALLS, END_CALL, END_CALLS, FAMILIES, SEPARATOR
+from engine.frontend.text.tools.families.kimi_k2 import ARGUMENTS, SECTION
+from engine.frontend.text.tools.families.kimi_k2 import CALL as CALL_OF_KIMI
 
 TOOLS = ("add", "look_up", "find", "pick")
 PROPERTIES = {"s": {"type": "string"}, "n": {"type": "integer"}, "o": {"type": "object"}}
@@ -329,6 +331,15 @@ OPENERS: dict[str, tuple[str, ...]] = {
         "<tool_call>{",
         "<tool_call>add<arg_key>n<arg_value>",
         "</arg_value>",
+    ),
+    "kimi_k2": (
+        SECTION,
+        CALL_OF_KIMI,
+        f"{CALL_OF_KIMI}add:0",
+        f"{CALL_OF_KIMI}add:0{ARGUMENTS}",
+        f"{CALL_OF_KIMI}7{ARGUMENTS}{{",
+        f"{CALL_OF_KIMI}add(n=[",
+        f"{SECTION}add:0{ARGUMENTS}{{}}",
     ),
     "deepseek": (
         f"{CALL}add(n=[",

@@ -13,6 +13,9 @@ from hypothesis import strategies as st
 from parsed_answers import arguments, cut, in_one_and_by_character, parsed, places, shown
 
 from engine.frontend.text.tools.families import CALL, CALLS, END_CALL, END_CALLS, FAMILIES, SEPARATOR
+from engine.frontend.text.tools.families.kimi_k2 import ARGUMENTS, END_SECTION, SECTION
+from engine.frontend.text.tools.families.kimi_k2 import CALL as CALL_OF_KIMI
+from engine.frontend.text.tools.families.kimi_k2 import END_CALL as END_CALL_OF_KIMI
 
 TOOLS = ("add", "look_up")
 
@@ -30,11 +33,13 @@ def wrapped(family: str, written: str, name: str = "add") -> str:
             return f"[TOOL_CALLS]{name}[ARGS]{written}"
         case "mistral list":
             return f"[TOOL_CALLS][{body}]\n"
+        case "kimi_k2":
+            return f"{SECTION}{CALL_OF_KIMI}functions.{name}:0{ARGUMENTS}{written}{END_CALL_OF_KIMI}{END_SECTION}"
         case _:
             return f"{CALLS}{CALL}function{SEPARATOR}{name}\n```json\n{written}\n```{END_CALL}{END_CALLS}"
 
 
-FAMILIES_OF_JSON = ("hermes", "llama3", "mistral", "mistral list", "deepseek")
+FAMILIES_OF_JSON = ("hermes", "llama3", "mistral", "mistral list", "deepseek", "kimi_k2")
 MENDED: list[tuple[str, dict[str, Any]]] = [
     # Python's quotes and words.
     ("{'s': 'Oslo', 'n': None, 'l': [True, 'x']}", {"s": "Oslo", "n": None, "l": [True, "x"]}),

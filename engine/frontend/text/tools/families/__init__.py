@@ -16,6 +16,7 @@ from engine.frontend.text.tools.families.deepseek import (
 )
 from engine.frontend.text.tools.families.glm45 import KEY, Glm45Parser
 from engine.frontend.text.tools.families.hermes import HermesParser
+from engine.frontend.text.tools.families.kimi_k2 import SECTION, KimiK2Parser
 from engine.frontend.text.tools.families.llama3 import PYTHON_TAG, Llama3Parser
 from engine.frontend.text.tools.families.llama4 import START, Llama4Parser
 from engine.frontend.text.tools.families.mistral import MISTRAL_NAMED_FORM, TOOL_CALLS, MistralParser
@@ -37,7 +38,16 @@ __all__ = [
     "family_of_template",
 ]
 
-_ALL = (HermesParser, Llama3Parser, MistralParser, Llama4Parser, Qwen3CoderParser, Glm45Parser, DeepSeekParser)
+_ALL = (
+    HermesParser,
+    Llama3Parser,
+    MistralParser,
+    Llama4Parser,
+    Qwen3CoderParser,
+    Glm45Parser,
+    DeepSeekParser,
+    KimiK2Parser,
+)
 FAMILIES: Final[dict[str, type[CallParser]]] = {family.name: family for family in _ALL}
 
 
@@ -47,6 +57,8 @@ def family_of_template(template: str) -> type[CallParser] | None:
         return MistralParser
     if CALL in template:
         return DeepSeekParser
+    if SECTION in template:
+        return KimiK2Parser
     if OPEN in template:
         # Formats with the same marker, which is not followed by JSON.
         if FUNCTION in template:

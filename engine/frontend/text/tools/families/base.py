@@ -54,6 +54,8 @@ class CallParser(PartReader):
     """Whether a marker closes each call."""
     closers: ClassVar[tuple[str, ...]] = ()
     """The tags that close a call, which models damage."""
+    ends_reasoning: ClassVar[tuple[str, ...]] = ()
+    """Markers that end reasoning whose own end is missing."""
 
     _is_fenced = False
     """Whether a Markdown fence was read after a marker."""

@@ -8,6 +8,7 @@ from typing import Final
 from engine.frontend.text.incoming_text import Reading
 from engine.frontend.text.tools.call_grammar import CallForm
 from engine.frontend.text.tools.call_objects import NO_ARGUMENTS, read_arguments, read_other_arguments
+from engine.frontend.text.tools.called_names import names_before
 from engine.frontend.text.tools.families.base import CallParser
 from engine.frontend.text.tools.json_values import SPACE
 
@@ -37,17 +38,7 @@ DEEPSEEK_FENCED_FORM: Final = CallForm(
 _BEGINNINGS: Final = frozenset('{"')
 _FENCED_NAME = re.compile(r"[^\s<>{}`]*")
 NULL: Final = "null"
-_LONGEST_NAME: Final = 128
 _REST = re.compile(r"[\s`}]*")
-
-
-def _is_named(ahead: str, more: bool) -> bool | None:
-    """Return whether a name or a kind of call is here, and the separator after it."""
-    found = _FENCED_NAME.match(ahead)
-    rest = ahead[found.end() :].lstrip() if found else ""
-    if not rest.startswith(SEPARATOR) and SEPARATOR.startswith(rest):
-        return None if more else False
-    return bool(found and found.group()) and rest.startswith(SEPARATOR)
 
 
 class DeepSeekParser(CallParser):
@@ -90,9 +81,9 @@ class DeepSeekParser(CallParser):
         """Read the marker before a call, if there is one; a name and the separator after it show a call without it."""
         if (yield from self._text.marker((CALL,))) is not None:
             return True
-        return bool((yield from self._text.judged(_is_named, _LONGEST_NAME))) or (
-            (yield from self._called.seen(self._text)) is not None
-        )
+        if (yield from names_before(self._text, _FENCED_NAME, SEPARATOR)):
+            return True
+        return (yield from self._called.seen(self._text)) is not None
 
     def _read_call(self) -> Reading[bool]:
         """Read one call; False with the text given back if there is none."""
