@@ -32,12 +32,10 @@ class SpecifiedGap:
         budget, alone_s = limits.prefill_budget_tokens, _average([seconds for seconds, _ in self.decodes])
         if token_s and limits.max_gap_s is not None:
             return min(budget, int(limits.max_gap_s / token_s))
-        if limits.max_gap_steps is not None and not (token_s and alone_s):
-            return budget // 4
-        if limits.max_gap_steps is not None:
+        if token_s and alone_s and limits.max_gap_steps is not None:
             alone = alone_s / token_s + decodes - _average([tokens for _, tokens in self.decodes])
             return min(budget, int(limits.max_gap_steps * max(decodes, alone)))
-        return budget
+        return budget // 4
 
     def beside(self, decodes: int) -> int:
         """The most prompt tokens: whole pages, at least one, and with ``max_gap_steps`` a quarter of the budget,

@@ -15,8 +15,8 @@ from engine.core.scheduler.feature import Feature
 
 # The weight of a new measurement in a moving average.
 NEWEST_SHARE: Final = 0.25
-# With a bound in steps, prompts may always take this part of the budget beside decodes, but no more than these tokens,
-# and before steps of decodes alone are measured they take this part.
+# Before steps are measured, prompts take this part of the budget beside decodes. With a bound in steps they may always
+# take this part, but no more than these tokens.
 LEAST_SHARE: Final = 4
 LEAST_TOKENS: Final = 128
 # Matrix products read the weights once for each block of this many rows, so one token over a multiple costs as much as
@@ -54,8 +54,8 @@ class GapBound(Feature):
     def _allowed(self, decodes: int) -> int:
         """Return the maximum tokens of a microbatch, decodes included, that respects the bound."""
         measured = self.seconds_per_token
-        if self._max_gap_s is not None:
-            return min(self._budget, int(self._max_gap_s / measured)) if measured else self._budget
+        if self._max_gap_s is not None and measured:
+            return min(self._budget, int(self._max_gap_s / measured))
         if self._max_gap_steps is None or not measured or not self.decode_seconds:
             return self._budget // LEAST_SHARE
         # The tokens of a microbatch with prompts that takes as long as these decodes alone, scaled from the average.
