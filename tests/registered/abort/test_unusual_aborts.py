@@ -55,6 +55,19 @@ def test_the_same_rid_again_in_the_step_of_its_abort(t, how):
 
 
 @scripted(ONE_STAGE)
+def test_the_same_rid_again_in_the_step_of_a_token(t):
+    """The old request's last token and its end are its own client's, and the new client is awaited for its own."""
+    old = t.start_req(rid="one", prompt_len=10, max_new_tokens=5)
+    yield from t.advance_to_decode_step(old, 1)
+    t.abort(old)
+    new = t.start_req(rid="one", prompt_len=20, prompt_seed=1, max_new_tokens=3)
+    yield from t.run_until_finished(new)
+    assert (old.finish_reason, len(old.output_ids)) == ("abort", 2)
+    assert old.client.token_ids == old.output_ids
+    assert new.client.token_ids == new.output_ids
+
+
+@scripted(ONE_STAGE)
 def test_a_finished_rid(t):
     r = t.start_req(prompt_len=10, max_new_tokens=3)
     yield from t.run_until_finished(r)

@@ -44,7 +44,8 @@ class HttpClients(LoopThread):
             base_url=base_url, timeout=_NO_TIMEOUT, limits=_NO_LIMITS, trust_env=False, verify=NO_AUTHORITIES
         )
         self._open: dict[int, Future[None]] = {}
-        self._expected: dict[str, int] = {}
+        # The values that each view must have received, by its id: an earlier life of a rid may still be told tokens.
+        self._expected: dict[int, int] = {}
 
     # -- the Clients protocol --
 
@@ -54,7 +55,7 @@ class HttpClients(LoopThread):
         return self._post("/generate", view_of(rid, body), body)
 
     def _post(self, path: str, view: ClientView, body: dict[str, Any]) -> ClientView:
-        self._expected.update({choice.rid: 0 for choice in view.choices})
+        self._expected.update({id(choice): 0 for choice in view.choices})
         self._open[id(view)] = self._spawn(self._generate(path, view, body))
         return view
 
@@ -95,7 +96,7 @@ class HttpClients(LoopThread):
 
     def _settle_output(self, output: TokenOutput, view: ClientView) -> None:
         news = len(output.token_ids) + len(output.prompt_logprobs)
-        expected = self._expected[output.rid] = self._expected.get(output.rid, 0) + news
+        expected = self._expected[id(view)] = self._expected.get(id(view), 0) + news
         if output.finish_reason is not None:
             self._settle_until(lambda: view.closed, f"the end of {view}")
             if all(choice.closed for choice in view.answer.choices):
