@@ -80,6 +80,8 @@ _NEAREST: Final[Mapping[str, tuple[str, ...]]] = {
         "../grammar/test_matcher",
         "../grammar/test_distinct",
         "../grammar/test_wild_schemas",
+        "../grammar/test_schemas_together",
+        "../grammar/test_expressions_drawn",
     ),
 }
 

@@ -1,0 +1,209 @@
+"""Keywords of schemas side by side and within each other, drawn with a seed, against a validator."""
+
+from __future__ import annotations
+
+import json
+import random
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import jsonschema
+import numpy as np
+import pytest
+from test_distinct import GRAMMARS
+from test_values_of_schemas import VALUES, orders, shown
+from texts_of_grammars import allowed
+
+from engine.grammar.compiled import GrammarError
+from engine.grammar.distinct import needs_guard
+from engine.grammar.source import fault_of, rewritten_schema, schema_grammar
+
+NULL: dict[str, Any] = {"type": "null"}
+Draw = random.Random
+# Keywords that go together, of the values that they concern.
+OF_OBJECTS: tuple[Callable[[Draw], dict[str, Any]], ...] = (
+    lambda draw: {"properties": {name: part(draw) for name in names(draw)}},
+    lambda draw: {"required": names(draw)},
+    lambda draw: {"additionalProperties": draw.choice([False, NULL, {"const": 1}])},
+    lambda draw: {"patternProperties": {pattern: part(draw) for pattern in draw.sample(PATTERNS, draw.randint(1, 2))}},
+    lambda draw: {"propertyNames": draw.choice(NAMES)},
+    lambda draw: {"minProperties": draw.randint(0, 3)},
+    lambda draw: {"maxProperties": draw.randint(0, 2)},
+    lambda draw: {"dependentRequired": {draw.choice("abx"): names(draw)}},
+    lambda draw: {"dependentSchemas": {draw.choice("abx"): objects(draw, 1)}},
+)
+OF_LISTS: tuple[Callable[[Draw], dict[str, Any]], ...] = (
+    lambda draw: {"items": draw.choice([NULL, {"enum": [0, None]}, {"enum": [None, 0, "a"]}, False, True])},
+    lambda draw: {"prefixItems": [part(draw) for _ in range(draw.randint(1, 2))]},
+    lambda draw: {"minItems": draw.randint(0, 3)},
+    lambda draw: {"maxItems": draw.randint(0, 3)},
+    lambda draw: {"contains": draw.choice([{"const": 0}, NULL, {"type": "string"}])} | limits(draw),
+    lambda draw: {"uniqueItems": True},
+)
+OF_SCALARS: tuple[Callable[[Draw], dict[str, Any]], ...] = (
+    lambda draw: {"minimum": draw.choice([-1, 0, 1, 2])},
+    lambda draw: {"maximum": draw.choice([0, 1, 2])},
+    lambda draw: {"exclusiveMinimum": draw.choice([-1, 0, 1])},
+    lambda draw: {"exclusiveMaximum": draw.choice([0, 1, 2])},
+    lambda draw: {"minLength": draw.randint(0, 2)},
+    lambda draw: {"maxLength": draw.randint(0, 2)},
+    lambda draw: {"pattern": draw.choice(["^a", "b$", "^(?!a)", "a|b", r"^\d", "^.$"])},
+    lambda draw: {"enum": draw.sample(["a", "ab", "", 0, 1, None, True, False, "1"], 4)},
+    lambda draw: {"type": draw.choice([["string", "number"], ["integer", "string"], ["null", "string", "boolean"]])},
+)
+PATTERNS = ["^a", "^[ab]$", "x", "^[^a]"]
+NAMES = [{"enum": ["a", "x"]}, {"pattern": "^[^a]"}, {"const": "b"}, {"not": {"const": "a"}}, {"maxLength": 1}]
+KINDS = {"object": OF_OBJECTS, "array": OF_LISTS, None: OF_SCALARS}
+
+
+def names(draw: Draw) -> list[str]:
+    return sorted(draw.sample("abx", draw.randint(1, 3)))
+
+
+def limits(draw: Draw) -> dict[str, int]:
+    found = {}
+    if draw.random() < 0.5:
+        found["minContains"] = draw.randint(0, 2)
+    if draw.random() < 0.5:
+        found["maxContains"] = draw.randint(found.get("minContains", 1), 3)
+    return found
+
+
+def part(draw: Draw) -> Any:
+    """A schema of a value within another one."""
+    return draw.choice([True, NULL, {"const": 1}, {"enum": [None, 1]}, {"type": "integer"}, {"minimum": 1}, False])
+
+
+def together(draw: Draw, kind: str | None, most: int) -> dict[str, Any]:
+    found: dict[str, Any] = {} if kind is None else {"type": kind}
+    for keyword in draw.sample(KINDS[kind], draw.randint(1, most)):
+        found |= keyword(draw)
+    return found
+
+
+def objects(draw: Draw, most: int = 3) -> dict[str, Any]:
+    return together(draw, "object", most)
+
+
+def lists(draw: Draw) -> dict[str, Any]:
+    return together(draw, "array", 3)
+
+
+def scalars(draw: Draw) -> dict[str, Any]:
+    return together(draw, None, 2)
+
+
+def both(draw: Draw) -> dict[str, Any]:
+    """Two schemas of one kind in the place of one."""
+    of = draw.choice([objects, objects, lists, scalars])
+    one, other = of(draw), of(draw)
+    word = draw.choice(["allOf", "anyOf", "beside", "reference"])
+    if word == "beside":
+        return one | {"allOf": [other]}
+    if word == "reference":
+        return {"$defs": {"one": one, "other": other}, "$ref": "#/$defs/one", "allOf": [{"$ref": "#/$defs/other"}]}
+    return {word: [one, other]}
+
+
+def excluding(draw: Draw) -> dict[str, Any]:
+    """Alternatives and conditions: of these the grammar may leave values out, and has no others."""
+    of = draw.choice([objects, objects, lists, scalars])
+    one, other, third = of(draw), of(draw), of(draw)
+    match draw.choice(["oneOf", "if", "not", "closed", "closed", "spread"]):
+        case "oneOf":
+            return {"oneOf": draw.choice([[one, other], [one, other, third]])}
+        case "if":
+            return {"if": one, "then": other, "else": third}
+        case "not":
+            return one | {"not": other}
+        case "spread":
+            return {"allOf": [{"if": one, "then": other}, {"if": third, "else": other}]}
+    one, other = objects(draw, 2), objects(draw, 2)
+    ways = draw.choice([{"allOf": [one]}, {"anyOf": [one, other]}, {"oneOf": [one, other]}, {"if": one, "then": other}])
+    return {"type": "object", "unevaluatedProperties": draw.choice([False, NULL])} | ways
+
+
+def nested(draw: Draw) -> dict[str, Any]:
+    """A schema in a place of another one, and by reference."""
+    inner = draw.choice([objects, lists, scalars])(draw)
+    place = draw.choice(
+        ["properties", "items", "prefixItems", "reference", "patternProperties", "additionalProperties"]
+    )
+    if place in ("items", "prefixItems"):
+        return {"type": "array", place: inner if place == "items" else [inner, inner], "minItems": 1}
+    if place == "reference":
+        return {"type": "object", "properties": {"b": inner, "a": {"$ref": "#/properties/b"}}, "required": ["a"]}
+    of_place = inner if place == "additionalProperties" else {"^a$" if place == "patternProperties" else "a": inner}
+    return {"type": "object", place: of_place, "required": ["a"]}
+
+
+def texts_of(value: Any) -> Iterator[str]:
+    """The texts of a value, as JSON is spaced where lists have distinct items, and without spaces."""
+    for text in orders(value):
+        yield text
+        if isinstance(value, list | dict):
+            yield json.dumps(json.loads(text))
+
+
+def texts_within(value: Any) -> Iterator[str]:
+    for text in texts_of(value):
+        yield f"[{text}]"
+        yield f'{{"a": {text}}}'
+
+
+PLAIN = {text: value for value in VALUES for text in texts_of(value)}
+OUTER = ([], [1, 2], [None, "a"], {}, {"a": 1, "x": None}, {"b": 1}, {"a": None, "b": "a"})
+WITHIN = {text: json.loads(text) for inner in VALUES for text in texts_within(inner)} | {
+    text: value for value in OUTER for text in texts_of(value)
+}
+
+
+def found_in(schema: dict[str, Any], texts: dict[str, Any]) -> set[str]:
+    """The values that a grammar takes in some order of their members; the guard of distinct items takes part."""
+    grammar = schema_grammar(schema)
+    taken = allowed(grammar, texts)
+    if needs_guard(rewritten_schema(grammar)):
+        GRAMMARS[True].want(1)
+        assert GRAMMARS[True].compile(1, grammar) is None
+        taken = [text for text in taken if is_taken(text)]
+    return {shown(texts[text]) for text in taken}
+
+
+def is_taken(text: str) -> bool:
+    try:
+        mask = GRAMMARS[True].begin(1).allowed(np.array(list(text.encode()), np.int32))
+    except GrammarError:
+        return False
+    return bool(mask[[*GRAMMARS[True].ends]].any())
+
+
+# How many schemas of a kind to draw, how many that have values may be refused, and how many values the grammars of the
+# others may leave out: of negations, of distinct items among alternatives, and of few distinct values in another order.
+MAKERS = {
+    objects: (80, 1, 0),
+    lists: (60, 0, 2),
+    scalars: (40, 0, 0),
+    both: (40, 5, 10),
+    excluding: (60, 13, 55),
+    nested: (60, 0, 0),
+}
+
+
+@pytest.mark.parametrize("maker", MAKERS)
+def test_a_grammar_allows_the_values_of_its_schema_alone(maker: Callable[[Draw], dict[str, Any]]) -> None:
+    draw, refused, missing = Draw(maker.__name__), 0, 0
+    count, most_refused, most_missing = MAKERS[maker]
+    texts = WITHIN if maker is nested else PLAIN
+    values = {shown(value): value for value in texts.values()}
+    for _ in range(count):
+        schema = maker(draw)
+        judge = jsonschema.Draft202012Validator(schema)
+        fitting = {one for one, value in values.items() if judge.is_valid(value)}
+        if fault_of(schema_grammar(schema)) is not None:
+            refused += bool(fitting)
+            continue
+        found = found_in(schema, texts)
+        assert not found - fitting, schema
+        missing += len(fitting - found)
+    assert refused <= most_refused
+    assert missing <= most_missing
