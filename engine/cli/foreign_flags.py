@@ -80,14 +80,16 @@ _ABBREVIATED: Final = {"dp": "dp_size", "tp": "tp_size"}
 VALUES: Final = {
     "generation-config": {"auto": "model", "vllm": "openai"},
     "dtype": {"half": "float16", "float": "float32"},
-    "reasoning-parser": {"deepseek_r1": "deepseek-r1"},
+    "reasoning-parser": {"deepseek_r1": "deepseek-r1", "openai_gptoss": "gpt-oss"},
     "tool-call-parser": {
         "deepseek_v3": "deepseek",
         "deepseek_v31": "deepseek",
         "deepseekv3": "deepseek",
         "deepseekv31": "deepseek",
+        "gpt-oss": "gpt_oss",
         "llama3_json": "llama3",
         "llama4_pythonic": "llama4",
+        "openai": "gpt_oss",
         "qwen": "hermes",
         "qwen25": "hermes",
     },

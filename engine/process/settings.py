@@ -62,9 +62,19 @@ class ServerSettings(EngineConfig):
     )
     served_model_name: str = Field("", description="name by which clients select the model; unset: the value of model")
     tool_call_parser: Literal[
-        "auto", "none", "hermes", "llama3", "mistral", "llama4", "qwen3_coder", "glm45", "deepseek", "kimi_k2"
+        "auto",
+        "none",
+        "hermes",
+        "llama3",
+        "mistral",
+        "llama4",
+        "qwen3_coder",
+        "glm45",
+        "deepseek",
+        "kimi_k2",
+        "gpt_oss",
     ] = Field("auto", description="parser of the model's tool calls; 'auto' chooses by its chat template")
-    reasoning_parser: Literal["auto", "none", "qwen3", "deepseek-r1"] = Field(
+    reasoning_parser: Literal["auto", "none", "qwen3", "deepseek-r1", "gpt-oss"] = Field(
         "auto", description="parser of the model's reasoning; 'auto' chooses by its chat template"
     )
     sampling_defaults: Literal["model", "openai"] = Field(

@@ -14,25 +14,27 @@ import msgspec
 from engine.frontend.text.reasoning import (
     BEGIN,
     END,
+    END_MESSAGE,
     CallArguments,
     CallBegun,
     CallEnded,
     Content,
     Part,
+    PartReader,
     ReasoningSplitter,
     ReasoningStart,
     reasoning_of_template,
     reasoning_start,
 )
 from engine.frontend.text.tools.call_grammar import CallForm
-from engine.frontend.text.tools.families import FAMILIES, CallParser, family_of_template
+from engine.frontend.text.tools.families import FAMILIES, CallParser, GptOssParser, family_of_template
 from engine.process.settings import ServerSettings
 
 
 class AnswerParser:
     """Splits an output into reasoning, content and calls. Without ``parallel``, calls after the first are dropped."""
 
-    def __init__(self, reasoning: ReasoningSplitter | None, calls: CallParser | None, *, parallel: bool) -> None:
+    def __init__(self, reasoning: PartReader | None, calls: CallParser | None, *, parallel: bool) -> None:
         self._reasoning = reasoning
         self._calls = calls
         self._parallel = parallel
@@ -129,17 +131,30 @@ class Dialect(msgspec.Struct, frozen=True, kw_only=True):
         return None if self.reasoning is None else reasoning_start(self.reasoning, prompt)
 
     def parser(self, parsing: Parsing) -> AnswerParser:
+        has_channels = parsing.reasoning is ReasoningStart.CHANNELS
+        if has_channels and self.family is GptOssParser:
+            whole = GptOssParser(parsing.tools or (), parsing.properties)
+            return AnswerParser(None, whole, parallel=parsing.parallel)
         calls = None if parsing.tools is None or self.family is None else self.family(parsing.tools, parsing.properties)
+        if has_channels:
+            return AnswerParser(GptOssParser(()), calls, parallel=parsing.parallel)
         endings = () if calls is None else calls.ends_reasoning
         reasoning = None if parsing.reasoning is None else ReasoningSplitter(parsing.reasoning, endings)
         return AnswerParser(reasoning, calls, parallel=parsing.parallel)
+
+    @staticmethod
+    def end_of_reasoning(start: ReasoningStart) -> str:
+        """Return the marker at the end of the reasoning of an output that begins so."""
+        return END_MESSAGE if start is ReasoningStart.CHANNELS else END
 
     def new_call_id(self) -> str:
         return (self.family or CallParser).new_id()
 
     def markers(self, parsing: Parsing) -> tuple[str, ...]:
         """Return the markers that must appear in the text even if they are special tokens."""
-        markers = () if parsing.reasoning is None else (BEGIN, END)
+        markers: tuple[str, ...] = () if parsing.reasoning is None else (BEGIN, END)
+        if parsing.reasoning is ReasoningStart.CHANNELS:
+            markers = GptOssParser.markers
         return markers if parsing.tools is None or self.family is None else markers + self.family.markers
 
 

@@ -67,7 +67,13 @@ BEGIN = "<think>"
 END = "</think>"
 QWEN3 = "qwen3"
 DEEPSEEK_R1 = "deepseek-r1"
-REASONING_PARSERS = (QWEN3, DEEPSEEK_R1)
+GPT_OSS = "gpt-oss"
+REASONING_PARSERS = (QWEN3, DEEPSEEK_R1, GPT_OSS)
+# The markers of gpt-oss, whose outputs are messages.
+START_MESSAGE = "<|start|>"
+CHANNEL = "<|channel|>"
+MESSAGE = "<|message|>"
+END_MESSAGE = "<|end|>"
 # Opens the assistant's turn in DeepSeek's templates, with full-width bars.
 _DEEPSEEK_TURN = "<\uff5cAssistant\uff5c>"
 _SPACE = re.compile(r"\s*")
@@ -82,10 +88,14 @@ class ReasoningStart(enum.Enum):
     """The answer has reasoning if it begins with the marker."""
     ASSUMED = "assumed"
     """The answer begins with reasoning, with or without the marker."""
+    CHANNELS = "channels"
+    """The answer consists of messages, each of which names its channel."""
 
 
 def reasoning_of_template(template: str) -> str | None:
     """Return the reasoning parser for a chat template; None for models that do not reason."""
+    if CHANNEL in template:
+        return GPT_OSS
     if END not in template:
         return None
     return DEEPSEEK_R1 if _DEEPSEEK_TURN in template else QWEN3
@@ -93,6 +103,9 @@ def reasoning_of_template(template: str) -> str | None:
 
 def reasoning_start(parser: str, prompt: str) -> ReasoningStart | None:
     """Return how the output after a prompt begins; None if the template has closed the block: no reasoning."""
+    if parser == GPT_OSS:
+        # A prompt that ends inside a message has the model continue it.
+        return None if MESSAGE in prompt.rpartition(START_MESSAGE)[2] else ReasoningStart.CHANNELS
     end = prompt.rstrip()
     if end.endswith(BEGIN):
         return ReasoningStart.OPEN

@@ -20,6 +20,7 @@ TEMPLATES = {
     "llama4": "<|header_start|>system {{ tools }} [func_name1(params_name1=params_value1)]",
     "qwen3_coder": "{{ tools }}<tool_call>\n<function=f>\n<parameter=x>\n</tool_call>",
     "glm45": "{{ tools }}<tool_call>name\n<arg_key>x</arg_key>",
+    "gpt_oss": "{{ tools }}<|start|>assistant<|channel|>analysis<|message|>",
     "kimi_k2": "{{ tools }}<|tool_calls_section_begin|><|tool_call_begin|>{{ id }}<|tool_call_argument_begin|>",
     "deepseek": "{{ tools }}<\uff5ctool\u2581calls\u2581begin\uff5c><\uff5ctool\u2581call\u2581begin\uff5c>",
 }

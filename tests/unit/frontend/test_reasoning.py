@@ -11,6 +11,7 @@ from engine.frontend.text import incoming_text
 from engine.frontend.text.dialect import AnswerParser
 from engine.frontend.text.reasoning import (
     DEEPSEEK_R1,
+    GPT_OSS,
     QWEN3,
     ReasoningSplitter,
     ReasoningStart,
@@ -73,6 +74,8 @@ def test_a_marker_may_come_with_the_text_around_it() -> None:
         (DEEPSEEK_R1, "<\uff5cAssistant\uff5c><think>\n", OPEN),
         (DEEPSEEK_R1, "<\uff5cAssistant\uff5c></think>", None),
         (QWEN3, "<think>user's own</think><|im_start|>assistant\n", MARKED),
+        (GPT_OSS, "<|start|>user<|message|>x<|end|><|start|>assistant", ReasoningStart.CHANNELS),
+        (GPT_OSS, "<|start|>assistant<|channel|>final<|message|>To", None),
     ],
 )
 def test_the_end_of_the_prompt_says_where_reasoning_begins(
@@ -86,6 +89,7 @@ def test_the_end_of_the_prompt_says_where_reasoning_begins(
     ("template", "parser"),
     [
         ("{{ message.content }}", None),
+        ("<|start|>assistant<|channel|>final<|message|>{{ content }}", GPT_OSS),
         ("{{ content.split('</think>')[-1] }}<|im_start|>assistant", QWEN3),
         ("{{ '<\uff5cAssistant\uff5c>' }}{{ content.split('</think>') }}", DEEPSEEK_R1),
     ],

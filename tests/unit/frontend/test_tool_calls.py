@@ -12,7 +12,7 @@ from connections import Connection
 
 from engine.core.messages import Abort, FinishReason, Generate, TokenLogprob, TokenOutput
 from engine.frontend.text.dialect import Dialect
-from engine.frontend.text.reasoning import QWEN3
+from engine.frontend.text.reasoning import GPT_OSS, QWEN3
 from engine.frontend.text.tools.families import FAMILIES
 
 TOOLS = [{"type": "function", "function": {"name": "f", "parameters": {"type": "object"}}}]
@@ -73,6 +73,42 @@ def test_a_client_that_leaves_in_the_middle_of_a_call(play, tokens_before: int) 
         await stage.scheduler.reply(TokenOutput(rid="r", finish_reason=FinishReason.ABORT))
         await request_task
         assert stage.client.sessions.open_requests == 0
+
+    play(scene)
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize("calls", [False, True])
+def test_messages_of_gpt_oss_are_what_their_channels_say(play, stream: bool, calls: bool) -> None:
+    """With tools and without: the reasoning is no content, and neither is a call."""
+    text = "<|channel|>analysis<|message|>hm<|end|><|start|>assistant"
+    head = "<|channel|>commentary to=functions.f <|constrain|>json<|message|>"
+    text += f'{head}{{"a": 1}}<|call|>' if calls else "<|channel|>final<|message|>Hi<|return|>"
+    expected = {"content": None if calls else "Hi", "calls": [["f", '{"a": 1}']] if calls else []}
+
+    async def scene(stage) -> None:
+        speaking(stage, family="gpt_oss", reasoning=GPT_OSS)
+        asked = body(stream=stream) if calls else body(stream=stream, tools=[])
+        answer = asyncio.create_task(stage.http.post(CHAT, json=asked))
+        await stage.scheduler.receive()
+        for byte in text.encode():
+            await stage.scheduler.reply(TokenOutput(rid="r", token_ids=(byte,), completion_tokens=1))
+        await stage.scheduler.reply(TokenOutput(rid="r", finish_reason=FinishReason.STOP))
+        response = await answer
+        assert response.status_code == 200
+        if stream:
+            choices = deltas(response.content)
+            found = added_up(choices)
+            thought = "".join(choice["delta"].get("reasoning_content") or "" for choice in choices)
+        else:
+            (choice,) = response.json()["choices"]
+            message = choice["message"]
+            made = [one["function"] for one in message.get("tool_calls") or ()]
+            called = [[one["name"], one["arguments"]] for one in made]
+            found = {"content": message["content"], "calls": called, "reason": choice["finish_reason"]}
+            thought = message["reasoning_content"]
+        assert found == expected | {"reason": "tool_calls" if calls else "stop"}
+        assert thought == "hm"
 
     play(scene)
 

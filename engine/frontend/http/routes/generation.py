@@ -58,7 +58,6 @@ from engine.frontend.sessions.requests import Order, ServedModel, native_order, 
 from engine.frontend.sessions.sessions import NativeShape, Session, Shape
 from engine.frontend.text.answer import Decoder, MarkerDecoder, WholeDecoder
 from engine.frontend.text.dialect import Parsing
-from engine.frontend.text.reasoning import END
 
 OPENAI = "openai"
 ERRORS = (404, 409, 421, 429, 500, 504)
@@ -272,7 +271,8 @@ class GenerationRoutes:
         if parsing is None:
             return SpokenChoice()
         dialect = self._served.dialect
-        end_of_reasoning = None if parsing.reasoning is None else self._served.tokenizer.token_to_id(END)
+        start, tokenizer = parsing.reasoning, self._served.tokenizer
+        end_of_reasoning = None if start is None else tokenizer.token_to_id(dialect.end_of_reasoning(start))
         return SpokenChoice(
             dialect.parser(parsing),
             dialect.new_call_id,

@@ -15,7 +15,15 @@ from typing import Any, Final
 import msgspec
 
 from engine.core.messages import Grammar, GrammarKind
-from engine.frontend.text.reasoning import BEGIN, END, ReasoningStart
+from engine.frontend.text.reasoning import (
+    BEGIN,
+    CHANNEL,
+    END,
+    END_MESSAGE,
+    MESSAGE,
+    START_MESSAGE,
+    ReasoningStart,
+)
 from engine.frontend.text.tools.argument_schemas import choices_of, is_text, properties_of
 from engine.grammar.automata import plain
 from engine.grammar.followable import followable
@@ -26,6 +34,10 @@ HEADER = "%llguidance {}"
 _ESCAPED_OR_SLASH = re.compile(r"\\.|/", re.DOTALL)
 # The piece of a form that stands for a number.
 DIGITS: Final = "0-9"
+# What opens a message on a channel, and what is between two messages, in pieces.
+_ANALYSIS: Final = (CHANNEL, "analysis", MESSAGE)
+_FINAL: Final = (CHANNEL, "final", MESSAGE)
+_NEXT_MESSAGE: Final = (START_MESSAGE, "assistant")
 ANY_TEXT = r"TEXT: /(.|\n)*/"
 
 
@@ -58,12 +70,12 @@ class LarkRules:
         """Add rules for reasoning; return the reference that precedes the answer, empty without reasoning."""
         if start is None:
             return ""
-        end = self._special_ids.get(END)
+        if start is ReasoningStart.CHANNELS:
+            self._add_thought(END_MESSAGE)
+            self.add(f"reasoning: ({self.text(*_ANALYSIS)} thought {self.text(*_NEXT_MESSAGE)})*")
+            return "reasoning "
         self.add(r"SPACE: /[ \n]{0,4}/")
-        if end is None:
-            self.add(rf"thought[suffix={json.dumps(END)}]: /(.|\n)*/")
-        else:
-            self.add(rf"thought: /(.|\n)*/ <[{end}]>")
+        self._add_thought(END)
         begin = self._piece(BEGIN)
         marked = f"{begin} thought SPACE"
         rule = {
@@ -73,6 +85,27 @@ class LarkRules:
         }[start]
         self.add(f"reasoning: {rule}")
         return "reasoning "
+
+    def add_messages(self) -> None:
+        """Add rules for messages before the last one, and for the last one, on any channels."""
+        self._add_thought(END_MESSAGE)
+        self.add("KIND: /analysis|commentary|final/")
+        begin = f"{self.text(CHANNEL)} KIND {self.text(MESSAGE)}"
+        self.add(f"messages: ({begin} thought {self.text(*_NEXT_MESSAGE)})*")
+        self.add(f"last: {begin} TEXT")
+        self.add(ANY_TEXT)
+
+    def add_answer(self, body: str, start: ReasoningStart | None) -> None:
+        """Add a rule ``answer`` for content of this rule, after what opens it."""
+        opening = self.text(*_FINAL) if start is ReasoningStart.CHANNELS else ""
+        self.add(f"answer: {opening} content" if opening else f"answer: {body}")
+        if opening:
+            self.add(f"content: {body}")
+
+    def _add_thought(self, marker: str) -> None:
+        """Add a rule ``thought`` for any text up to a marker."""
+        end = self.ending(marker)
+        self.add(rf"thought: /(.|\n)*/ {end}" if end else rf"thought[suffix={json.dumps(marker)}]: /(.|\n)*/")
 
     def grammar(self) -> Grammar:
         return Grammar(GrammarKind.EBNF, "\n".join(self._rules))
@@ -91,7 +124,7 @@ def after_reasoning(grammar: Grammar, start: ReasoningStart, special_ids: Mappin
     if body is None:
         return None
     rules.add(f"start: {rules.add_reasoning(start)}answer")
-    rules.add(f"answer: {body}")
+    rules.add_answer(body, start)
     return rules.grammar()
 
 
@@ -270,7 +303,7 @@ def calls_or_answer(
         return None
     rules = LarkRules(special_ids)
     rules.add(f"start: {rules.add_reasoning(reasoning)}(answer | calls)")
-    rules.add(f"answer: {body}")
+    rules.add_answer(body, reasoning)
     _add_calls(rules, form, tools, several=True, only_strict=True)
     return rules.grammar()
 
@@ -280,6 +313,11 @@ def calls_if_any(
 ) -> Grammar:
     """Return the grammar of an output with calls anywhere; calls of strict tools follow their schemas."""
     rules = LarkRules(special_ids)
+    if reasoning is ReasoningStart.CHANNELS:
+        rules.add("start: messages (last | calls)")
+        rules.add_messages()
+        _add_calls(rules, form, tools, several=True, only_strict=True)
+        return rules.grammar()
     trigger, *rest = form.opening or form.before
     rules.add(f"start: {rules.add_reasoning(reasoning)}(head calls)* TEXT")
     rules.add(ANY_TEXT)

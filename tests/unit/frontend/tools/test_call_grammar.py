@@ -48,6 +48,7 @@ FORMS = [
     ("mistral", FAMILIES["mistral"].form, TOOLS),
     ("mistral", MISTRAL_NAMED_FORM, PLAIN_TOOLS),
     ("kimi_k2", FAMILIES["kimi_k2"].form, PLAIN_TOOLS),
+    ("gpt_oss", FAMILIES["gpt_oss"].form, PLAIN_TOOLS),
 ]
 
 

@@ -64,6 +64,10 @@ def _numbered(name: str, number: int) -> Pieces:
     return [f"{CALL_OF_KIMI}functions.{name}:{number}{ARGUMENTS}", *OBJECT, Closer(END_CALL_OF_KIMI)]
 
 
+def _message(name: str) -> Pieces:
+    return [f"<|channel|>commentary to=functions.{name} <|constrain|>json<|message|>", *OBJECT]
+
+
 PYTHON: Pieces = ["(s='Oslo', n=3, l=[1, 2", Closer("]"), Closer(")")]
 ATTRIBUTES: Pieces = [' s="Oslo" n="3" l=[1, 2', Closer("]")]
 
@@ -111,6 +115,7 @@ WRITTEN: dict[str, Pieces] = {
     ],
     "qwen3_coder": [*_tags("add"), *_tags("look_up")],
     "glm45": [*_keys("add"), *_keys("look_up")],
+    "gpt_oss": [*_message("add"), Closer("<|end|>"), "<|start|>assistant", *_message("look_up"), Closer("<|call|>")],
     "kimi_k2": [SECTION, *_numbered("add", 0), *_numbered("look_up", 1), Closer(END_SECTION)],
     "kimi_k2 object": [SECTION, *_around(CALL_OF_KIMI, OBJECT, Closer(END_CALL_OF_KIMI)), Closer(END_SECTION)],
     "kimi_k2 python": [SECTION, *_around(CALL_OF_KIMI, PYTHON, Closer(END_CALL_OF_KIMI)), Closer(END_SECTION)],

@@ -332,6 +332,15 @@ OPENERS: dict[str, tuple[str, ...]] = {
         "<tool_call>add<arg_key>n<arg_value>",
         "</arg_value>",
     ),
+    "gpt_oss": (
+        "<|channel|>",
+        "<|start|>assistant",
+        "<|channel|>commentary to=functions.add <|constrain|>json<|message|>",
+        "<|channel|>commentary to=functions.add<|message|>{",
+        "<|channel|>analysis<|message|>hm <|end|>",
+        "<|start|> to=functions.add",
+        "<|message|> ",
+    ),
     "kimi_k2": (
         SECTION,
         CALL_OF_KIMI,

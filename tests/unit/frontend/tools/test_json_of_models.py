@@ -35,11 +35,14 @@ def wrapped(family: str, written: str, name: str = "add") -> str:
             return f"[TOOL_CALLS][{body}]\n"
         case "kimi_k2":
             return f"{SECTION}{CALL_OF_KIMI}functions.{name}:0{ARGUMENTS}{written}{END_CALL_OF_KIMI}{END_SECTION}"
+        case "gpt_oss":
+            head = f"<|start|>assistant<|channel|>commentary to=functions.{name} <|constrain|>json<|message|>"
+            return f"{head}{written}<|end|>"
         case _:
             return f"{CALLS}{CALL}function{SEPARATOR}{name}\n```json\n{written}\n```{END_CALL}{END_CALLS}"
 
 
-FAMILIES_OF_JSON = ("hermes", "llama3", "mistral", "mistral list", "deepseek", "kimi_k2")
+FAMILIES_OF_JSON = ("hermes", "llama3", "mistral", "mistral list", "deepseek", "kimi_k2", "gpt_oss")
 MENDED: list[tuple[str, dict[str, Any]]] = [
     # Python's quotes and words.
     ("{'s': 'Oslo', 'n': None, 'l': [True, 'x']}", {"s": "Oslo", "n": None, "l": [True, "x"]}),

@@ -95,12 +95,13 @@ FRAGMENTS = (
     "</parameter>", "<arg_key>", "</arg_key>", "<arg_value>", "</arg_value>", "<|python_start|>", "<|python_end|>",
     "[", "]", "(", ")", "=", "{", "}", "'", '"', "\\", "\\u00", "add", "add(", "s", "n", ",", ":", "1", "None", " ",
     "\n", CALLS, CALL, SEPARATOR, END_CALL, END_CALLS, *FAMILIES["kimi_k2"].markers,
+    *FAMILIES["gpt_oss"].markers, "assistant", "analysis", "commentary", "to=functions.add",
     "functions.add:0", "```json", "```", '{"a": 1}', "\u20ac",
 )  # fmt: skip
 jumbles = st.lists(st.sampled_from(FRAGMENTS) | st.text(max_size=3), max_size=24).map("".join)
 
 
-@given(st.sampled_from((*NAMED, "deepseek", "kimi_k2")), jumbles, places)
+@given(st.sampled_from((*NAMED, "deepseek", "kimi_k2", "gpt_oss")), jumbles, places)
 def test_any_text_comes_to_the_same_wherever_it_is_cut(family: str, text: str, where: list[int]) -> None:
     """C03: and none is an error; a whole call has arguments that are JSON."""
     whole = parsed(parser(family), [text])

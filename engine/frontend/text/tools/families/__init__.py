@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Final
 
+from engine.frontend.text.reasoning import CHANNEL, MESSAGE
 from engine.frontend.text.tools.families.base import OPEN, CallParser
 from engine.frontend.text.tools.families.deepseek import (
     CALL,
@@ -15,6 +16,7 @@ from engine.frontend.text.tools.families.deepseek import (
     DeepSeekParser,
 )
 from engine.frontend.text.tools.families.glm45 import KEY, Glm45Parser
+from engine.frontend.text.tools.families.gpt_oss import GptOssParser
 from engine.frontend.text.tools.families.hermes import HermesParser
 from engine.frontend.text.tools.families.kimi_k2 import SECTION, KimiK2Parser
 from engine.frontend.text.tools.families.llama3 import PYTHON_TAG, Llama3Parser
@@ -32,6 +34,7 @@ __all__ = [
     "MISTRAL_NAMED_FORM",
     "SEPARATOR",
     "CallParser",
+    "GptOssParser",
     "HermesParser",
     "Llama3Parser",
     "MistralParser",
@@ -47,6 +50,7 @@ _ALL = (
     Glm45Parser,
     DeepSeekParser,
     KimiK2Parser,
+    GptOssParser,
 )
 FAMILIES: Final[dict[str, type[CallParser]]] = {family.name: family for family in _ALL}
 
@@ -57,6 +61,8 @@ def family_of_template(template: str) -> type[CallParser] | None:
         return MistralParser
     if CALL in template:
         return DeepSeekParser
+    if CHANNEL in template and MESSAGE in template:
+        return GptOssParser
     if SECTION in template:
         return KimiK2Parser
     if OPEN in template:
