@@ -102,11 +102,11 @@ class Edit(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     def _put_in(self, source: str, place: Cut, of: str) -> tuple[ast.FunctionDef | ast.AsyncFunctionDef, str]:
         """Return the edited function, and the text that was put in. Raises EditDoesNotFit."""
-        wrong: SyntaxError | None = None
+        wrong: Exception | None = None
         for becomes in place.becomes:
             try:
                 return _definition_in(source[: place.start] + becomes + source[place.end :]), becomes
-            except SyntaxError as exc:
+            except (SyntaxError, TypeError, ValueError) as exc:  # also lines that leave the function
                 wrong = wrong or exc
         raise _misfit(of, f"{self.target} cannot be compiled with {self.becomes!r}: {wrong}") from wrong
 
