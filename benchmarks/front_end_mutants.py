@@ -49,6 +49,7 @@ _NEAREST: Final[Mapping[str, tuple[str, ...]]] = {
         "tools/test_nested_calls",
         "tools/test_fenced_calls",
         "tools/test_argument_rules",
+        "tools/test_calls_drawn",
         "tools/test_call_grammar",
     ),
     "sessions.sessions": ("test_sessions", "test_choices", "test_input_logprobs"),

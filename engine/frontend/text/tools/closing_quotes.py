@@ -13,7 +13,7 @@ _WHOLE_COMMENT = re.compile(r"(?://|#)[^\n]*\n|/\*.*?\*/", re.DOTALL)
 _COMMENT = re.compile(r"/(?:[/*]|\Z)|#")
 _STRING = re.compile(r"""(["'])(?:[^"'\\]|\\.)*\1\s*(.?)""", re.DOTALL)
 _BARE_KEY = re.compile(r"[A-Za-z_][\w-]*\s*(.?)", re.DOTALL)
-_ITEM = re.compile(r"(?:true|false|null|True|False|None|-?[0-9][0-9.eE+-]*)\s*(.?)", re.DOTALL)
+_ITEM = re.compile(r"true|false|null|True|False|None|[+-]?[0-9][0-9_.eE+-]*")
 _BEGUN_ITEM = re.compile(r"[\w.+-]*")
 _CLOSERS = re.compile(r"[\s}\]]*")
 _ANY_BRACKET = re.compile(r"[{}\[\]]")
@@ -131,20 +131,21 @@ class ClosingQuote:
             # The beginning of a word may become one.
             begun = _BEGUN_ITEM.match(text)
             return None if begun and begun.end() == len(text) else False
-        return item[1] in ",;]}" if item[1] else None
+        after = self._past_comments(text[item.end() :])
+        if not after or _COMMENT.match(after) or any(stop.startswith(after) for stop in self._stops):
+            return True if self._stop_in(after) >= 0 else None
+        return after[0] in ",;]}" or after.startswith(self._stops)
 
     def _ends_values(self, after: str) -> bool | None:
         """Judge a quote before closing brackets, which may be a part of the string, too."""
         if after[0] not in self._due:
             return self._before_stop(after) if self._opened else self._before_key(after)
-        run = _CLOSERS.match(after)
-        end = run.end() if run else 0
-        rest = after[end:]
-        if not rest:
+        closers, rest = self._past_closers(after)
+        if not rest or (_COMMENT.match(rest) and self._stop_in(rest) < 0):
             return None
-        if rest[0] == self._quote and not after[end - 1].isspace():
+        if rest[0] == self._quote and not closers[-1].isspace():
             return False
-        closed = sum(character in "}]" for character in after[:end])
+        closed = sum(character in "}]" for character in closers)
         is_own = closed <= self._opened
         if closed >= self._depth:
             return self._before_end(rest) if is_own else True
@@ -174,6 +175,16 @@ class ClosingQuote:
         while (found := _WHOLE_COMMENT.match(text)) and self._stop_in(found[0]) < 0:
             text = text[found.end() :].lstrip()
         return text
+
+    def _past_closers(self, text: str) -> tuple[str, str]:
+        """Return closing brackets with the spaces between them, without comments, and what follows them."""
+        closers = ""
+        while (found := _CLOSERS.match(text)) and found.end():
+            closers += found.group()
+            text = text[found.end() :]
+            if (past := self._past_comments(text)) != text:
+                closers, text = closers + " ", past
+        return closers, text
 
     def _stop_in(self, text: str) -> int:
         return min((place for stop in self._stops if (place := text.find(stop)) >= 0), default=-1)

@@ -193,7 +193,7 @@ class JsonValue:
                 between += (yield from text.word(_SLASHES)) + (yield from text.word(_BETWEEN_BRACKETS))
             character = yield from text.peek()
             if between:
-                self._pass_words(between, is_whole=character in "}],/#" if character else text.has_stopped)
+                self._pass_words(between, is_whole=character in "}],;/#" if character else text.has_stopped)
             if not character and not text.has_stopped:
                 self._pass("")
             if not character or (yield from self._is_cut(character)):
@@ -354,12 +354,17 @@ def _json_of_word(word: str) -> str:
     try:
         json.loads(word, parse_constant=refuse_constant)
     except ValueError:
-        found = _NUMBER.fullmatch(word)
-        if found is None or not (found[2] or found[3]):
-            return PYTHON_WORDS.get(word) or f'"{escaped(word)}"'
-        whole, fraction = (digits.replace("_", "") for digits in (found[2] or "0", found[3] or ""))
-        return f"{found[1].strip('+')}{whole}{'.' * bool(fraction)}{fraction}{found[4] or ''}"
+        return json_of_number(word) or PYTHON_WORDS.get(word) or f'"{escaped(word)}"'
     return word
+
+
+def json_of_number(word: str) -> str:
+    """Return the JSON of a number as Python has it; empty for any other word."""
+    found = _NUMBER.fullmatch(word)
+    if found is None or not (found[2] or found[3]):
+        return ""
+    whole, fraction = (digits.replace("_", "") for digits in (found[2] or "0", found[3] or ""))
+    return f"{found[1].strip('+')}{whole}{'.' * bool(fraction)}{fraction}{found[4] or ''}"
 
 
 def _markers_in(stops: Sequence[str]) -> tuple[str, ...]:

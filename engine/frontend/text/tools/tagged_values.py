@@ -14,7 +14,7 @@ from engine.frontend.text.incoming_text import Emit, IncomingText, Reading
 from engine.frontend.text.tools.argument_schemas import Properties, choices_of, is_text
 from engine.frontend.text.tools.call_parts import CallParts
 from engine.frontend.text.tools.closing_tags import is_closer
-from engine.frontend.text.tools.json_values import PYTHON_WORDS, SPACE, escaped, mended, refuse_constant
+from engine.frontend.text.tools.json_values import PYTHON_WORDS, SPACE, escaped, json_of_number, mended, refuse_constant
 from engine.frontend.text.tools.nested_calls import BEFORE_TAG, NestedCalls
 
 _TYPES = {bool: ("boolean",), int: ("integer", "number"), float: ("number",), str: ("string",), list: ("array",)}
@@ -72,15 +72,17 @@ def is_argument(written: str | None, schema: Mapping[str, Any] | None) -> bool:
         return schema is not None
     choices = choices_of(schema)
     if choices and all(isinstance(choice, str) for choice in choices):
-        return written.strip() in choices
+        return written.strip() in choices or json.loads(json_of(written, schema)) in choices
     types = _types_of(schema)
     return not types or "string" in types or not json_of(written, schema).startswith('"')
 
 
 def _mended(written: str, schema: Mapping[str, Any]) -> str:
-    """Return the JSON of an object or a list that is almost JSON; empty if it is none, or could be meant as a text."""
+    """Return the JSON of an object, a list or a number that is almost JSON; empty if it could be meant as a text."""
     wanted = {"{": "object", "[": "array"}.get(written[:1])
     types = _types_of(schema)
+    if not types.isdisjoint(("integer", "number")) and "string" not in types and (number := json_of_number(written)):
+        return number
     if wanted not in types or "string" in types:
         return ""
     value = mended(written)
