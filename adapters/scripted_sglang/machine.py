@@ -286,6 +286,8 @@ class SglangMachine:
         if not self._ingest():
             return None
         if scheduler._engine_paused:  # noqa: SLF001 - as the loops ask it
+            scheduler._record_scheduler_state_for_paused_engine()  # noqa: SLF001 - as above
+            self._hear()
             return None
         Launched.batches = self._worker.launched
         plan = self.role.plan()
