@@ -26,7 +26,10 @@ from scripted.script.values import Condition, Status, Word
 
 # Values that the script or the configuration chose, and records to which steps only add.
 _GIVEN: Final = frozenset(
-    {"call_id", "history", "id", "max_new_tokens", "page_size", "prompt_ids", "prompt_seed", "rid", "rids", "total"}
+    {
+        *("call_id", "choices", "history", "id", "max_new_tokens"),
+        *("names", "page_size", "prompt_ids", "prompt_seed", "rid", "rids", "total"),
+    }
 )
 # Answers that only grow.
 _GROWING: Final = frozenset({"now", "step"})

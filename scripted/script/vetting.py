@@ -22,7 +22,7 @@ from logging import handlers
 from pathlib import Path
 from queue import Queue, SimpleQueue
 from types import CodeType
-from typing import Any, Final, Protocol, runtime_checkable
+from typing import Any, Final, NamedTuple, Protocol, runtime_checkable
 
 import msgspec
 
@@ -83,6 +83,39 @@ class EditsWhatRan(Protocol):
     def edits_met(self, codes: Container[int], count: int) -> Sequence[str]:
         """Return the names of at most ``count`` edits, always the same for the same code."""
         ...
+
+
+class EnginesByName(Protocol):
+    """Engines by name; ``fleet[name]`` is the ``t`` of one."""
+
+    @property
+    def names(self) -> tuple[str, ...]: ...
+
+    def __getitem__(self, name: str) -> BaseContext: ...
+
+
+@runtime_checkable
+class HasFleet(Protocol):
+    """A run whose script may have started a fleet."""
+
+    fleet: EnginesByName | None
+
+
+@runtime_checkable
+class StartsFleets(Protocol):
+    """A ``t`` that starts fleets."""
+
+    def engines(self, *names: str) -> EnginesByName: ...
+
+
+class RequestsOf(NamedTuple):
+    """What a script asked of one engine: the prompt of each request, and how many tokens it got.
+
+    ``engine`` is its name in the fleet, empty for the script's own engine.
+    """
+
+    engine: str
+    requests: list[tuple[object, int]]
 
 
 class OutOfTimeError(Exception):
@@ -266,8 +299,8 @@ class _Runs:
     left: dict[str, int] = field(default_factory=dict)
     # The ids of the code objects that the first run called.
     codes: set[int] = field(default_factory=set)
-    # The prompt of each request, and how many tokens it got.
-    requests: list[tuple[object, int]] = field(default_factory=list)
+    # The requests of the script, by engine.
+    asked: list[RequestsOf] = field(default_factory=list)
 
     def measured(self) -> tuple[Measured, tuple[str, ...]]:
         """Run without a mutant; return its assertions and the mutants of the code that ran. May raise ScriptError."""
@@ -292,8 +325,9 @@ class _Runs:
 
     def _noting_requests(self, t: BaseContext, **arguments: object) -> Generator[object, None, object]:
         result = yield from self.test.script(t, **arguments)
-        # An aborted request may have asked for more tokens than a run has steps.
-        self.requests = [(handle.prompt_ids, max(1, len(handle.output_ids))) for handle in t.run.handles.all]
+        fleet = t.run.fleet if isinstance(t.run, HasFleet) else None
+        engines = {"": t} | ({} if fleet is None else {name: fleet[name] for name in fleet.names})
+        self.asked = [RequestsOf(name, _requests_of(engine)) for name, engine in engines.items()]
         return result
 
     def holds_both_ways(self, site: Site) -> bool:
@@ -396,7 +430,7 @@ class _Runs:
         test = msgspec.structs.replace(self.test, script=_only_requests, options=options)
         self.is_judged = every_step
         try:
-            return self._failure_of(test, {"requests": self.requests}, bug) is None
+            return self._failure_of(test, {"asked": self.asked}, bug) is None
         finally:
             self.is_judged = False
 
@@ -445,15 +479,26 @@ def _broken_from_its_start(test: ScriptedTest, bug: str) -> ScriptFunction:
     return broken
 
 
-def _only_requests(t: BaseContext, requests: list[tuple[object, int]]) -> Iterator[None]:
-    """Run the baseline: these requests to their end, without the ones that the engine refuses."""
-    handles = []
-    for prompt_ids, tokens in requests:
-        with contextlib.suppress(RequestRefused):  # a prefill engine generates for no client
-            handles.append(t.start_req(prompt_ids=prompt_ids, max_new_tokens=tokens))
-    if handles:
-        yield from t.run_until_all_finished(handles)
-    else:
+def _requests_of(t: BaseContext) -> list[tuple[object, int]]:
+    # An aborted request may have asked for more tokens than a run has steps.
+    return [(handle.prompt_ids, max(1, len(handle.output_ids))) for handle in t.run.handles.all]
+
+
+def _only_requests(t: BaseContext, asked: list[RequestsOf]) -> Iterator[None]:
+    """Run the baseline: these requests to their end, in the same fleet, without the ones that an engine refuses."""
+    names = [one.engine for one in asked if one.engine]
+    fleet = t.engines(*names) if names and isinstance(t, StartsFleets) else None
+    waits = []
+    for name, requests in asked:
+        engine, handles = t if fleet is None or not name else fleet[name], []
+        for prompt_ids, tokens in requests:
+            with contextlib.suppress(RequestRefused):  # a prefill engine generates for no client
+                handles.append(engine.start_req(prompt_ids=prompt_ids, max_new_tokens=tokens))
+        if handles:
+            waits.append((engine, handles))
+    for engine, handles in waits:
+        yield from engine.run_until_all_finished(handles)
+    if not waits:
         yield
 
 

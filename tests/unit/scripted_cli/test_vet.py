@@ -181,6 +181,40 @@ def makes_a_generator(t):
     assert r.finish_reason == "length", kept
 
 
+def holds_nothing_in_a_fleet(t):
+    fleet = t.engines("p0", "d0")
+    fleet.hold_pages("p0", "d0")
+    r = fleet["d0"].start_req(prompt_len=3)
+    yield from fleet["d0"].run_until_finished(r)
+    assert not fleet.on_its_way("p0", "d0")
+
+
+def kills_after_the_end(t):
+    fleet = t.engines("p0", "d0")
+    r = fleet["d0"].start_req(prompt_len=50)
+    yield from fleet["d0"].run_until_finished(r)
+    fleet.kill("p0")
+    yield
+    assert r.finished
+
+
+def aborts_in_a_fleet(t):
+    fleet = t.engines("p0", "d0")
+    fleet.hold("d0", "p0")
+    r = fleet["d0"].start_req(prompt_len=50)
+    yield from fleet["d0"].run_until(lambda: bool(fleet["d0"].state.transferring))
+    fleet["d0"].abort(r)
+    fleet.release("d0", "p0")
+    yield from fleet["p0"].run_until_idle()
+    assert fleet["p0"].engine_stats().requests_finished == 0
+
+
+def counts_its_choices(t):
+    r = t.start_req(prompt_len=20, n=2, temperature=1, seed=1)
+    yield from t.run_until_finished(r)
+    assert len(r.choices) == 2
+
+
 def _vetted(script: Any, arguments: Any = None, **options: Any) -> Any:
     test = scripted(CONFIG, **options)(script).scripted  # type: ignore[attr-defined]
     return Vetting(is_brief=arguments is not None).findings(test, script.__name__, arguments or {})
@@ -253,6 +287,22 @@ def test_a_script_that_depends_on_an_answer_is_a_test(script: Any) -> None:
     findings = _vetted(script, arguments={})
     assert findings.answer
     assert findings.is_a_test, list(findings.lines())
+
+
+@pytest.mark.parametrize("script", [holds_nothing_in_a_fleet, kills_after_the_end])
+def test_a_fleet_that_shows_only_what_its_requests_show_is_no_test(script: Any) -> None:
+    """46: the baseline is the same requests in the same fleet; an engine alone, without requests, passes every bug."""
+    findings = _vetted(script)
+    assert findings.noticed
+    assert (findings.own, findings.answer) == ((), "")
+
+
+def test_a_race_in_a_fleet_is_a_test() -> None:
+    assert "receiver-freed-while-kv-comes" in _vetted(aborts_in_a_fleet).own
+
+
+def test_the_number_of_choices_is_no_answer_of_the_engine() -> None:
+    assert not _vetted(counts_its_choices).is_a_test
 
 
 def test_a_window_that_another_answer_closes_is_a_test() -> None:
