@@ -1,6 +1,7 @@
 """Finds a script by file and name in the process that runs it, with pytest's assertion introspection.
 
-Each version of a file's contents is imported once, under a module name that cannot clash with the caller's modules.
+Each version of a file's contents is imported under a module name that cannot clash with the caller's modules: once for
+the tests in it, and anew for each script that a server runs.
 """
 
 from __future__ import annotations
@@ -33,13 +34,14 @@ _modules: dict[tuple[str, str], types.ModuleType] = {}
 def load_script(file: str, name: str, import_paths: Sequence[str] = ()) -> ScriptFunction:
     """Return the generator function ``name`` of ``file``, decorated or not. Importing the file may raise anything.
 
-    Raises what the function's own decorators raised, if they did.
+    The file is imported anew, so that no script finds globals as another one left them. Raises what the function's own
+    decorators raised, if they did.
     """
     for path in import_paths:
         if path not in sys.path:
             sys.path.append(path)
     with importing_to_run(file):
-        module = _module(Path(file))
+        module = _imported(Path(file))
     owner, found = _found(module, name)
     spec = test_of(found)
     function: Any = _bound(owner, found if spec is None else spec.script)
@@ -164,18 +166,27 @@ def _bound(owner: object, function: object) -> object:
 
 
 def _module(path: Path) -> types.ModuleType:
-    source = path.read_bytes()
-    content = hashlib.blake2b(source, digest_size=8).hexdigest()
-    key = (str(path), content)
+    """Import a file, unless this version of its contents was imported before."""
+    key = (str(path), _digest_of(path.read_bytes()))
     if key not in _modules:
-        module = types.ModuleType(f"scripted_file_{content}")
-        module.__file__ = str(path)
-        module.__dict__[REFUSED] = refused
-        sys.modules[module.__name__] = module
-        compiled = kept(source, str(path), "scripted", Compiled, lambda: _compiled(source, path))
-        exec(compiled.code, module.__dict__)  # noqa: S102 - the user's test file, imported as pytest does
-        _modules[key] = module
+        _modules[key] = _imported(path)
     return _modules[key]
+
+
+def _imported(path: Path) -> types.ModuleType:
+    """Import a file as a new module."""
+    source = path.read_bytes()
+    module = types.ModuleType(f"scripted_file_{_digest_of(source)}")
+    module.__file__ = str(path)
+    module.__dict__[REFUSED] = refused
+    sys.modules[module.__name__] = module
+    compiled = kept(source, str(path), "scripted", Compiled, lambda: _compiled(source, path))
+    exec(compiled.code, module.__dict__)  # noqa: S102 - the user's test file, imported as pytest does
+    return module
+
+
+def _digest_of(source: bytes) -> str:
+    return hashlib.blake2b(source, digest_size=8).hexdigest()
 
 
 def _compiled(source: bytes, path: Path) -> Compiled:
