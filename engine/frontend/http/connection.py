@@ -7,6 +7,7 @@ closed, so that other clients find room; an idle or refused connection makes roo
 
 from __future__ import annotations
 
+import ast
 import asyncio
 import contextlib
 import logging
@@ -50,6 +51,8 @@ DRAIN_REFUSED_S = 1.0
 IDLE_S = 1.0
 
 _END_OF_HEADER = b"\r\n\r\n"
+# How Python writes bytes, which h11's errors quote.
+_BYTES = re.compile(r"""(?:bytearray\()?\b(b(?:'(?:[^'\\]|\\.)*'|"(?:[^"\\]|\\.)*"))\)?""")
 _BARE_LF = re.compile(rb"(?<!\r)\n")
 _FOLD = re.compile(rb"\n[ \t]")
 # Each length that is declared, in lines of its own or in a list.
@@ -104,6 +107,13 @@ class _HalfClosed:
             self._open[descriptor].leave()
 
 
+def _as_text(quoted: re.Match[str]) -> str:
+    """Write quoted bytes as a text."""
+    text: bytes = ast.literal_eval(quoted[1])
+    closing = "" if quoted[0].startswith("bytearray") else quoted[0][len(quoted[1]) :]
+    return repr(text.decode("latin-1")) + closing
+
+
 class _Parser(h11.Connection):
     """h11 with limits on the parts of a request. Refuses requests that proxies and servers read differently.
 
@@ -123,7 +133,8 @@ class _Parser(h11.Connection):
         try:
             event = super().next_event()
         except h11.RemoteProtocolError as exc:
-            self.broken_rule = f"a request must be HTTP/1.1, but it is not: {exc}"
+            why = _BYTES.sub(_as_text, str(exc))
+            self.broken_rule = f"a request must be HTTP/1.1, but it is not: {why}"
             raise
         if isinstance(event, h11.Request):
             event = self._checked(event)
