@@ -50,11 +50,16 @@ def recording_of_server(url: str) -> Path:
         _refuse(url, "is not on this machine, or belongs to another user; run the command there, as that user")
     if not info.settings.flight_dir:
         _refuse(url, "keeps no steps; start it with --flight-dir FOLDER")
-    path = flight_path(str(Path(psutil.Process(pid).cwd()) / info.settings.flight_dir), pid)
-    before = _time_of(path)
-    os.kill(pid, signal.SIGUSR2)
+    try:
+        path = flight_path(str(Path(psutil.Process(pid).cwd()) / info.settings.flight_dir), pid)
+        before = _time_of(path)
+        os.kill(pid, signal.SIGUSR2)
+    except (psutil.Error, OSError, ValueError, OverflowError) as exc:
+        _refuse_unasked(url, exc)
     deadline = time.monotonic() + _LONGEST_S
     while _time_of(path) == before:
+        if not psutil.pid_exists(pid):
+            _refuse_unasked(url, psutil.NoSuchProcess(pid))
         if time.monotonic() > deadline:
             _refuse(url, f"has not written {path} within {_LONGEST_S:g} s; `py-spy dump --pid {pid}` shows why")
         time.sleep(_LOOK_S)
@@ -106,6 +111,10 @@ def _time_of(path: Path) -> int | None:
         return path.stat().st_mtime_ns
     except FileNotFoundError:
         return None
+
+
+def _refuse_unasked(url: str, exc: Exception) -> NoReturn:
+    _refuse(url, f"has no scheduler that can be asked ({exc}); its log says whether it died, and why")
 
 
 def _refuse(url: str, why: str) -> NoReturn:

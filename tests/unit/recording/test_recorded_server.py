@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import signal
 import socket
+import subprocess
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from threading import Thread
 from typing import Any
 
 import httpx
@@ -104,6 +107,14 @@ def test_a_running_server_is_asked_which_requests_are_stuck(
 def test_a_stranger_is_asked_and_sent_no_signal(answer: bytes, why: str, monkeypatch: pytest.MonkeyPatch) -> None:
     signals: list[int] = []
     monkeypatch.setattr(os, "kill", lambda pid, _: signals.append(pid))
+    with answering(answer) as url, pytest.raises(ScriptDefinitionError, match=why):
+        stands_in(url)
+    assert not signals
+
+
+@contextlib.contextmanager
+def answering(answer: bytes) -> Iterator[str]:
+    """Listen in this process, and give one client this answer."""
     with socket.create_server(("127.0.0.1", 0)) as listener, ThreadPoolExecutor(1) as pool:
 
         def reply() -> None:
@@ -112,9 +123,25 @@ def test_a_stranger_is_asked_and_sent_no_signal(answer: bytes, why: str, monkeyp
                 client.sendall(answer)
 
         pool.submit(reply)
-        with pytest.raises(ScriptDefinitionError, match=why):
-            stands_in(f"http://127.0.0.1:{listener.getsockname()[1]}")
-    assert not signals
+        yield f"http://127.0.0.1:{listener.getsockname()[1]}"
+
+
+@pytest.mark.parametrize("dies", ["before the signal", "of the signal", "never lived", "no number of a process"])
+def test_a_scheduler_that_dies_while_it_is_asked_is_a_sentence(dies: str, tmp_path: Path) -> None:
+    with subprocess.Popen(["sleep", "60"]) as scheduler:
+        pid = {"never lived": 0, "no number of a process": 1 << 80}.get(dies, scheduler.pid)
+        if dies != "of the signal":
+            scheduler.kill()
+            scheduler.wait()
+        else:
+            # Reaped as by a supervisor: a process that has ended and is not reaped has a number.
+            Thread(target=scheduler.wait, daemon=True).start()
+        info = {"settings": {"flight_dir": str(tmp_path)}, "processes": {"scheduler": pid, "frontend": os.getpid()}}
+        with (
+            answering(b"HTTP/1.1 200 OK\r\n\r\n" + json.dumps(info).encode()) as url,
+            pytest.raises(ScriptDefinitionError, match="has no scheduler that can be asked"),
+        ):
+            stands_in(url)
 
 
 def open_to_others(folder: Path) -> list[Path]:
