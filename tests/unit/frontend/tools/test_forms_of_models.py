@@ -432,6 +432,90 @@ def test_an_answer_in_json_is_no_call(written: str) -> None:
     assert parse("llama3", written) == [("content", written)]
 
 
+@pytest.mark.parametrize("family", ["hermes", "mistral", "llama3"])
+@every_case(
+    "written",
+    [
+        OBJECT,
+        f"[{OBJECT}]",
+        f"```json\n{OBJECT}\n```",
+        f"```\n[{OBJECT}]\n```\n",
+        f" \n{WRAPPED}",
+        'add{"n": 1}',
+        'add\n{"n": 1}',
+        f'{{"tool_calls": [{OBJECT}]}}',
+    ],
+)
+def test_an_answer_begins_with_a_call_without_a_marker(family: str, written: str) -> None:
+    """vLLM leaves such a call in the content; Qwen2.5-Coder, Mistral 7B and Llama write it."""
+    assert parse(family, written) == ONE
+    unknown = written.replace("add", "sub")
+    (first, *more) = parse(family, unknown)
+    assert (first[0], more) == ("content", [])
+    if family != "llama3":
+        shown_first = f"For example: {written}"
+        assert [part[0] for part in parse(family, shown_first)] == ["content"]
+
+
+@every_case(
+    ("family", "text"),
+    [
+        ("mistral", 'add[ARGS]{"n": 1}'),
+        ("llama3", 'add{"n": 1}</function>'),
+        ("llama3", '<function=add={"n": 1}</function>'),
+        ("llama3", '<function=add={"n": 1}></function>'),
+        ("llama3", '<function(add){"n": 1}</function>'),
+        ("hermes", f"<tools>\n{OBJECT}\n</tools>"),
+        ("hermes", f"<function_call>{OBJECT}</function_call>"),
+        ("hermes", '<tool_call>add: {"n": 1}</tool_call>'),
+    ],
+)
+def test_a_call_has_other_signs_around_it(family: str, text: str) -> None:
+    """smolagents issue 1119, freellmapi pull request 291: the first two of Llama were refused by a provider."""
+    assert parse(family, text) == ONE
+
+
+@pytest.mark.parametrize("text", ["<tools>add</tools>", '<tools>{"name": "sub", "arguments": {}}</tools>', "<tools> {"])
+def test_tags_of_a_prompt_are_content(text: str) -> None:
+    assert parse("hermes", text) == [("content", text)]
+
+
+PART = '{"id": "c1", "type": "function", "function": {"name": "add", "arguments": "{\\"n\\": 1}"}}'
+
+
+@pytest.mark.parametrize("family", ["hermes", "mistral", "llama3", "glm45", "qwen3_coder"])
+@every_case(
+    ("written", "calls"),
+    [
+        (f'{{"tool_calls": [{PART}]}}', 1),
+        (f'{{"tool_calls": [{OBJECT}, {PART}]}}', 2),
+        (f'{{"function_calls": [{OBJECT}, {OBJECT}', 2),
+        (f'{{"tool_call": {OBJECT}}}', 1),
+        (f'{{"function_call": {OBJECT}}}', 1),
+        ('{"type": "function", "function": {"name": "add"}, "parameters": {"n": 1}}', 1),
+        (f'{{"tool_calls": [{{"function": {{"name": "add"}}, "parameters": {{"n": 1}}}}, {OBJECT}]}}', 2),
+    ],
+)
+def test_calls_are_wrapped_as_in_a_reply_of_the_protocol(family: str, written: str, calls: int) -> None:
+    """The call was content, or its arguments beside the function were lost without a sign."""
+    before, after = NAMES[family]
+    text = written if family == "llama3" else f"{before}{written}{after}"
+    assert parse(family, text) == ONE * calls
+
+
+@pytest.mark.parametrize("key", ["tool_calls", "function", "tool_call"])
+def test_wrapped_calls_without_arguments(key: str) -> None:
+    one = '[{"name": "add"}]' if key == "tool_calls" else '{"name": "add"}'
+    assert parse("hermes", f'<tool_call>{{"{key}": {one}}}</tool_call>') == NONE
+
+
+def test_a_tool_may_be_a_whole_call() -> None:
+    """mlx-lm pull request 792: GLM writes it. Unless a tool has an argument of this name."""
+    text = '<tool_call>{"tool": {"name": "add", "arguments": {"n": 1}}}</tool_call>'
+    parser = FAMILIES["glm45"](("add",), {"add": PROPERTIES})
+    assert shown([*parser.push(text), *parser.flush(stopped=True)]) == ONE
+
+
 @every_case(
     "written",
     [

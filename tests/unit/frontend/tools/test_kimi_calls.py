@@ -9,7 +9,8 @@ from parsed_answers import parsed, shown
 
 from engine.frontend.text.dialect import Dialect, Parsing
 from engine.frontend.text.reasoning import CallBegun, Part, ReasoningStart, appended
-from engine.frontend.text.tools.families import FAMILIES
+from engine.frontend.text.tools.families import CALL as CALL_OF_DEEPSEEK
+from engine.frontend.text.tools.families import CALLS, FAMILIES, SEPARATOR
 from engine.frontend.text.tools.families.kimi_k2 import ARGUMENTS, CALL, END_CALL, END_SECTION, SECTION
 
 TOOLS = ("add", "get_v2", "look")
@@ -109,6 +110,14 @@ def test_calls_and_the_text_around_them(text: str, expected: list[Any]) -> None:
 def test_a_call_without_arguments() -> None:
     assert shown(parts_of(SECTION + one("functions.add:0", ""))) == [("call", "add", "{}")]
     assert shown(parts_of(SECTION + one("functions.add:0", "null"))) == [("call", "add", "{}")]
+
+
+def test_calls_of_deepseek_end_reasoning() -> None:
+    """SGLang pull request 9446: a call of DeepSeek V3.1 in its reasoning was a part of that."""
+    dialect = Dialect(family=FAMILIES["deepseek"], reasoning="deepseek-r1")
+    parser = dialect.parser(Parsing(tools=TOOLS, reasoning=ReasoningStart.ASSUMED))
+    text = f'hm{CALLS}{CALL_OF_DEEPSEEK}add{SEPARATOR}{{"n": 1}}'
+    assert shown(parsed(parser, list(text))) == [("reasoning", "hm"), ("call", "add", '{"n": 1}')]
 
 
 def test_a_section_of_calls_ends_reasoning() -> None:
