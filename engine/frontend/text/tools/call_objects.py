@@ -57,6 +57,10 @@ _OTHER_NAMES: Final = ("tool", "tool_name", "function_name", "action")
 _OTHER_ARGUMENTS: Final = ("tool_input", "tool_args", "action_input", "params", "kwargs")
 # The keys of a call without a marker. An object with any other key is content in JSON.
 KEYS_OF_A_BARE_CALL: Final = frozenset((NAME, FUNCTION, *ARGUMENTS, "type", "id"))
+# What is around calls, a list or one.
+_WRAPPERS: Final = ("tool_calls", "function_calls", "tool_call", "function_call")
+# A part of a call that has at least its name.
+_PARTS: Final[tuple[str, ...]] = (FUNCTION,)
 # Those that say nothing of the arguments.
 _NOTES: Final = frozenset((NAME, FUNCTION, "type", "id"))
 # The kind of a call; a parameter of the same name has another value.
@@ -77,13 +81,14 @@ class CallObject:
         stops: Sequence[str],
         tools: Collection[str] | None,
         properties: Mapping[str, Properties],
-        *,
-        is_inner: bool = False,
     ) -> None:
         self._text = text
         self._parts = parts
-        self._is_inner = is_inner
-        self._enclosing = 1 + is_inner
+        # The number of objects around the arguments, and the keys of calls or of parts of one in this object.
+        self._enclosing = 1
+        self._wrappers: tuple[str, ...] = (*_WRAPPERS, *_PARTS, *(("tool",) if tools is None else ()))
+        # Whether the object is a part of a call: its name, with or without its arguments.
+        self._is_part = False
         self._stops = stops
         self._tools = tools
         self._properties = properties
@@ -95,6 +100,7 @@ class CallObject:
         # The last bracket of the arguments, after which more of them may stand beside the name.
         self._last = ""
         self._is_whole = False
+        self._is_closed = False
 
     def read(self) -> Reading[bool]:
         """Return True for a call, even a truncated one; False, with nothing emitted, if it is not a call."""
@@ -133,7 +139,8 @@ class CallObject:
 
     def _close(self) -> bool:
         """Complete the object; a call without arguments gets those beside its name, or an empty object."""
-        if self._name is not None and not self._begun:
+        self._is_closed = True
+        if self._name is not None and not self._begun and not (self._is_part and self._beside.keys() <= _NOTES):
             beside = self._given_beside(self._name)
             if self._beside.keys() - beside.keys() <= _NOTES:
                 entries = ", ".join(f'"{escaped(key)}": {value}' for key, value in beside.items())
@@ -168,13 +175,12 @@ class CallObject:
             return False
         text.take(1)
         yield from text.run(SPACE)
+        first = yield from text.peek()
+        is_open = self._name is None and self._arguments is None and not self._begun
+        if is_open and key in self._wrappers and first in ("{", "[") and not self._is_declared(key):
+            return (yield from self._read_wrapped(key))
         if not self._may_be_beside(key):
             return False
-        wraps = key == FUNCTION and not self._is_inner and (yield from text.peek()) == "{"
-        if wraps and self._name is None and self._arguments is None and not self._begun:
-            inner = CallObject(text, self._parts, self._stops, self._tools, self._properties, is_inner=True)
-            self._begun = yield from inner.read()
-            return self._begun
         if key in (NAME, FUNCTION) and self._name is None and not self._begun:
             return (yield from self._read_name())
         if self._is_arguments(key, (yield from text.peek())) and self._arguments is None and not self._begun:
@@ -189,6 +195,38 @@ class CallObject:
                 return self._take_name(said)
         self._beside[key] = value or ""
         return value is not None
+
+    def _read_wrapped(self, key: str) -> Reading[bool]:
+        """Read the calls in an object, or only the name of one whose arguments are beside it."""
+        text = self._text
+        listed = (yield from text.peek()) == "["
+        text.take(int(listed))
+        while True:
+            yield from text.run(_COMMAS)
+            if (yield from text.peek()) != "{":
+                break
+            inner = self._inner(is_part=key not in _WRAPPERS)
+            found = yield from inner.read()
+            self._begun |= found
+            if not found:
+                self._name = inner.only_name
+                return self._begun or self._name is not None
+            if not listed:
+                return True
+        text.take(int((yield from text.peek()) == "]"))
+        return self._begun
+
+    def _inner(self, *, is_part: bool) -> CallObject:
+        inner = CallObject(self._text, self._parts, self._stops, self._tools, self._properties)
+        inner._enclosing = self._enclosing + 1
+        inner._is_part = is_part
+        inner._wrappers = () if is_part else _PARTS
+        return inner
+
+    @property
+    def only_name(self) -> str | None:
+        """The name in a whole part of a call that has nothing else; None for any other object."""
+        return self._name if self._is_part and self._is_closed and not self._begun else None
 
     def _is_arguments(self, key: str, first: str) -> bool:
         """Return whether a key is that of the arguments, which begin so."""

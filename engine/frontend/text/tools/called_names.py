@@ -15,6 +15,7 @@ from engine.frontend.text.tools.argument_schemas import Properties
 # More than a name, a bracket and the name of an argument.
 _LONGEST_BEGINNING = 256
 _NAME = re.compile(r"""\s*(?P<quote>["']?)(?P<name>[\w.-]*)(?P<end>["']?)""")
+_SIGN = re.compile(r"\s*[=:)]?\s*")
 _KEY = re.compile(r"[\w.-]*")
 # Models of other families write them around the name.
 _BEFORE_NAME = "functions."
@@ -22,10 +23,11 @@ _AFTER_NAME = ".call"
 
 
 class CalledName(NamedTuple):
-    """``tool`` is the name, and ``written`` what stands for it in the text."""
+    """``tool`` is the name, and ``written`` what stands for it in the text. ``has_object``: an object follows it."""
 
     tool: str
     written: str
+    has_object: bool
 
 
 class CalledNames:
@@ -53,7 +55,7 @@ class CalledNames:
         found = _NAME.match(ahead)
         rest = ahead[found.end() :] if found else ""
         if not rest and more:
-            return None
+            return None if self._is_begun(found["name"] if found else "") else False
         if found is None or found["quote"] != found["end"]:
             return False
         plain = found["name"].removeprefix(_BEFORE_NAME)
@@ -61,8 +63,21 @@ class CalledNames:
         tool = next((name for name in names if name in self._tools), None)
         if tool is None:
             return False
-        follows = True if rest.lstrip()[:1] == "{" else self._follows(tool, rest, more)
-        return CalledName(tool, found.group()) if follows else follows
+        # Models write the sign of another format between the two.
+        sign = _SIGN.match(rest)
+        after = rest[sign.end() :] if sign else rest
+        if not after and more:
+            return None
+        if after[:1] == "{":
+            return CalledName(tool, found.group() + rest[: len(rest) - len(after)], has_object=True)
+        follows = self._follows(tool, rest, more)
+        return CalledName(tool, found.group(), has_object=False) if follows else follows
+
+    def _is_begun(self, written: str) -> bool:
+        """Return whether a text is the beginning of a tool's name, with what may be around it."""
+        plain = written.removeprefix(_BEFORE_NAME)
+        names = (f"{tool}{_AFTER_NAME}" for tool in self._tools)
+        return _BEFORE_NAME.startswith(written) or any(name.startswith((plain, written)) for name in names)
 
     def _follows(self, tool: str, rest: str, more: bool) -> bool | None:
         """Return whether arguments with names, or an object in parentheses, follow the name of a tool."""

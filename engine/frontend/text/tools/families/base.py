@@ -117,6 +117,29 @@ class CallParser(PartReader):
         self._is_fenced = self._is_fenced and found
         return found
 
+    def _read_start(self) -> Reading[None]:
+        """Read calls without a marker with which the text begins, if they name tools and have only the keys of calls.
+
+        Anywhere else they may be an example, and only at the start the model has not said that.
+        """
+        text = self._text
+        yield from text.run(SPACE, self._parts.say)
+        if (yield from text.marker((FENCE,))) is not None:
+            # Before a call it is left out.
+            self._parts.say(FENCE)
+            yield from text.run(_LANGUAGE, self._parts.say)
+            yield from text.run(SPACE, self._parts.say)
+        text.mark()
+        if (yield from text.peek()) in ("{", "["):
+            found = yield from self._read_objects(bare=True)
+        else:
+            called = yield from self._called.seen(text)
+            found = called is not None and called.has_object and (yield from self._read_called())
+            self._give_back()
+        if found:
+            for closer in self.closers:
+                yield from self._skip_closers(closer)
+
     def _sees_object(self) -> Reading[bool]:
         """Return whether calls as other families write them are at this position: objects, or names with arguments."""
         first = yield from self._text.peek()

@@ -53,6 +53,7 @@ class DeepSeekParser(CallParser):
     separators = (FENCE_END,)
     closes = True
     closers = (END_CALL,)
+    ends_reasoning = (CALLS,)
     form = CallForm(
         opening=(CALLS,), before=(CALL,), quoted=False, between=(SEPARATOR,), after=(END_CALL,), closing=(END_CALLS,)
     )

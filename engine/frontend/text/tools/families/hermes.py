@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+from typing import Final
+
 from engine.frontend.text.incoming_text import Reading
 from engine.frontend.text.tools.call_grammar import CallForm
 from engine.frontend.text.tools.families.base import CLOSE, OPEN, CallParser
+
+# What smaller models of the families write instead, if only a tool's name is a name there.
+_OTHER_TAGS: Final = {"<tools>": "</tools>", "<function_call>": "</function_call>"}
 
 
 class HermesParser(CallParser):
@@ -22,8 +27,13 @@ class HermesParser(CallParser):
 
     def _read(self) -> Reading[None]:
         text = self._text
-        while (yield from text.until((OPEN,), self._parts.say)) is not None:
-            text.mark(back=len(OPEN))
-            yield from self._skip_openers(OPEN)
+        yield from self._read_start()
+        while (found := (yield from text.until((OPEN, *_OTHER_TAGS), self._parts.say))) is not None:
+            text.mark(back=len(found))
+            yield from self._skip_openers(found)
+            if found != OPEN:
+                if (yield from self._read_objects(bare=True)):
+                    yield from self._skip_closers(_OTHER_TAGS[found])
+                continue
             if (yield from self._read_objects()):
                 yield from self._skip_closers(CLOSE)

@@ -12,6 +12,7 @@ from engine.frontend.text.tools.json_values import SPACE
 
 PYTHON_TAG: Final = "<|python_tag|>"
 _FUNCTION: Final = "<function="
+_FUNCTIONS: Final = (_FUNCTION, "<function(")
 _END_FUNCTION: Final = "</function>"
 _AFTER_ARGUMENTS = re.compile(r"[\s)>]*")
 _NAME = re.compile(r"[^<>{}\s]*")
@@ -33,9 +34,10 @@ class Llama3Parser(CallParser):
 
     def _read(self) -> Reading[None]:
         text = self._text
-        while (found := (yield from text.until((PYTHON_TAG, _FUNCTION, "{", "["), self._parts.say))) is not None:
+        yield from self._read_start()
+        while (found := (yield from text.until((PYTHON_TAG, *_FUNCTIONS, "{", "["), self._parts.say))) is not None:
             text.mark(back=len(found))
-            if found == _FUNCTION:
+            if found in _FUNCTIONS:
                 yield from self._read_function()
                 continue
             bare = found != PYTHON_TAG

@@ -49,6 +49,11 @@ class MistralParser(CallParser):
 
     def _read(self) -> Reading[None]:
         text = self._text
+        if (yield from text.judged(self._is_named, _LONGEST_NAME)):
+            text.mark()
+            yield from self._read_all_marked()
+        else:
+            yield from self._read_start()
         while (yield from text.until((TOOL_CALLS,), self._parts.say)) is not None:
             text.mark(back=len(TOOL_CALLS))
             yield from self._skip_openers(TOOL_CALLS)
@@ -56,19 +61,24 @@ class MistralParser(CallParser):
                 if (yield from self._read_objects()):
                     yield from self._skip_fence_end()
             else:
-                yield from self._read_marked()
-                while (yield from text.judged(self._is_named, _LONGEST_NAME)):
-                    # The marker before a further call is missing.
-                    text.mark()
-                    yield from self._read_marked()
+                yield from self._read_all_marked()
+
+    def _read_all_marked(self) -> Reading[None]:
+        """Read a call with a marker after its name, and further ones, which may lack the marker before it."""
+        yield from self._read_marked()
+        while (yield from self._text.judged(self._is_named, _LONGEST_NAME)):
+            self._text.mark()
+            yield from self._read_marked()
 
     def _is_named(self, ahead: str, more: bool) -> bool | None:
         """Return whether a tool's name is here, and a marker after it."""
         found = _PLAIN_NAME.match(ahead)
-        name, rest = (found.group(), ahead[found.end() :].lstrip()) if found else ("", ahead)
-        if more and any(marker.startswith(rest) for marker in (CALL_ID, ARGS)):
+        name, rest = (found.group().strip('"'), ahead[found.end() :].lstrip()) if found else ("", ahead)
+        if more and not rest:
+            return None if any(tool.startswith(name) for tool in self._tools) else False
+        if more and name in self._tools and any(marker.startswith(rest) for marker in (CALL_ID, ARGS)):
             return None
-        return name.strip('"') in self._tools and rest.startswith((CALL_ID, ARGS))
+        return name in self._tools and rest.startswith((CALL_ID, ARGS))
 
     def _read_marked(self) -> Reading[None]:
         """Read one call whose name precedes its arguments."""
