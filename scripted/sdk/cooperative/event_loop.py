@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import selectors
-from collections.abc import Callable, Coroutine, Mapping
+from collections.abc import Callable, Coroutine, Iterable, Iterator, Mapping
 from concurrent.futures import Executor
 from contextvars import Context
 from typing import Any, Final, TypeVar, TypeVarTuple, Unpack
@@ -46,10 +46,10 @@ class _NoSelector(selectors.BaseSelector):
 class EventLoop(asyncio.SelectorEventLoop, HasToBeClosed):
     """The event loop of one machine. Callbacks run in the order in which they became ready.
 
-    ``start`` begins the engine's main tasks; ``call`` runs one of its functions inside the loop. Time is the machine's;
-    ``deadline`` is when the next timer is due. An executor computes at once. An exception that ends any task is raised
-    from ``run``, unless its type is ``allowed``: a task that died unnoticed is the usual cause of a hanging engine. A
-    timer of at most ``poll_s`` seconds is a poll and ends with the next step.
+    ``start`` begins the engine's main tasks; ``call`` runs one of its functions inside the loop. Time is the
+    machine's; ``deadline`` is when the next timer is due that is no poll. An executor computes at once. An exception
+    that ends any task is raised from ``run``, unless its type is ``allowed``: a task that died unnoticed is the usual
+    cause of a hanging engine. A timer of at most ``poll_s`` seconds is a poll and ends with the next step.
     """
 
     def __init__(self, *, allowed: tuple[type[BaseException], ...] = (), poll_s: float = 0.1) -> None:
@@ -62,6 +62,9 @@ class EventLoop(asyncio.SelectorEventLoop, HasToBeClosed):
         self._poll_s = poll_s
         # A poll is pending, so the loop runs in the next step in any case.
         self.is_polling = False
+        # The timers that are not due yet.
+        self._polls: list[asyncio.TimerHandle] = []
+        self._timers: list[asyncio.TimerHandle] = []
         self._tasks: dict[asyncio.Task[Any], None] = {}
         self._errors: list[BaseException] = []
         self.deadline: float | None = None
@@ -122,18 +125,24 @@ class EventLoop(asyncio.SelectorEventLoop, HasToBeClosed):
         context: Context | None = None,
     ) -> asyncio.TimerHandle:
         is_poll = when - self._now <= self._poll_s
-        return super().call_at(self._now + _TICK_S if is_poll else when, callback, *args, context=context)
+        timer = super().call_at(self._now + _TICK_S if is_poll else when, callback, *args, context=context)
+        (self._polls if is_poll else self._timers).append(timer)
+        return timer
 
     # -- called by asyncio --
 
     def _would_wait(self, timeout: float | None) -> None:
         self._rounds += 1
         if timeout != 0:
-            self.is_polling = timeout is not None and timeout <= _TICK_S
-            self.deadline = None if timeout is None or self.is_polling else self._now + timeout
+            self._polls, self._timers = list(self._pending(self._polls)), list(self._pending(self._timers))
+            self.is_polling = bool(self._polls)
+            self.deadline = min((timer.when() for timer in self._timers), default=None)
             self.stop()
         elif self._rounds > ROUNDS_LIMIT:
             raise Violation(f"the tasks never all wait: they took {ROUNDS_LIMIT} rounds in one step")
+
+    def _pending(self, timers: Iterable[asyncio.TimerHandle]) -> Iterator[asyncio.TimerHandle]:
+        return (timer for timer in timers if not timer.cancelled() and timer.when() > self._now)
 
     def _new_task(self, _: asyncio.AbstractEventLoop, coroutine: Any, **more: Any) -> asyncio.Task[Any]:
         task: asyncio.Task[Any] = asyncio.Task(coroutine, loop=self, **more)

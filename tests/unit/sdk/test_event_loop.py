@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections.abc import Iterator
 
 import pytest
@@ -53,6 +54,41 @@ def test_time_is_the_machines_and_a_short_sleep_is_a_poll(loop: EventLoop) -> No
     assert said == ["poll"]
     loop.run(2.5)
     assert said == ["poll", 2.5]
+
+
+def test_a_loop_that_polls_has_the_deadline_of_its_longer_waits(loop: EventLoop) -> None:
+    """A worker that polls beside a batching delay: the delay was unknown, and some polls were taken for a deadline."""
+    polls: list[float] = []
+
+    async def poll() -> None:
+        while True:
+            await asyncio.sleep(0.02)
+            polls.append(loop.time())
+
+    async def collect(inbox: asyncio.Queue[int]) -> None:
+        with contextlib.suppress(asyncio.TimeoutError):
+            await asyncio.wait_for(inbox.get(), 0.25)
+
+    loop.start(poll())
+    collecting = loop.start(collect(asyncio.Queue()))
+    for number in range(40):
+        loop.run(0.0)
+        assert (len(polls), loop.is_polling, loop.deadline) == (number, True, 0.25)
+    loop.run(0.25)
+    assert collecting.done()
+    assert (loop.is_polling, loop.deadline) == (True, None)
+
+
+def test_a_cancelled_wait_has_no_deadline(loop: EventLoop) -> None:
+    async def collect(inbox: asyncio.Queue[int]) -> None:
+        await asyncio.wait_for(inbox.get(), 0.25)
+
+    inbox: asyncio.Queue[int] = asyncio.Queue()
+    loop.start(collect(inbox))
+    loop.run(0.0)
+    assert loop.deadline == 0.25
+    loop.call(inbox.put_nowait, 1)
+    assert loop.deadline is None
 
 
 def test_what_ends_a_task_is_raised_unless_it_is_allowed(loop: EventLoop) -> None:
