@@ -149,7 +149,9 @@ class _Mending:
         mended["allOf"] = [*listed(mended, "allOf"), {"anyOf": [held, otherwise]}]
 
     def _negate(self, mended: dict[str, Any], part: dict[str, Any]) -> None:
-        """Rewrite ``not`` as its negation."""
+        """Rewrite ``not`` as its negation, unless that leaves out all numbers that fit."""
+        if "not" in part and kinds_of(part) == {"number"} and self._leaves_fractions(part, [part["not"]]):
+            return
         negated = self.mended(Negation(self._target).of(part["not"])) if "not" in mended and "not" in part else False
         if negated is not False:
             del mended["not"]

@@ -484,3 +484,11 @@ def test_whitespace_in_the_json_of_a_grammar_is_bounded() -> None:
 )
 def test_a_grammar_that_can_end_is_taken(text: str) -> None:
     assert fault_of(Grammar(GrammarKind.EBNF, text)) is None
+
+
+def test_numbers_without_the_integers_are_refused_and_not_called_impossible() -> None:
+    """The library has no keyword for them. One half fits the schema, whose refusal said that nothing does."""
+    fault = fault_of(schema_grammar({"type": "number", "not": {"type": "integer"}}))
+    assert fault is not None
+    assert '"not"' in fault.message
+    assert fault_of(schema_grammar({"not": {"type": "integer"}})) is None
