@@ -15,6 +15,7 @@ from types import CodeType, SimpleNamespace
 from typing import Any, Final
 
 import torch
+from sglang.srt.constants import GPU_MEMORY_ALL_TYPES
 from sglang.srt.managers.io_struct import (
     AbortReq,
     BatchTokenIDOutput,
@@ -404,7 +405,10 @@ class SglangMachine:
                     self._add(one)
             case Sleep():
                 self._say(ReleaseMemoryOccupationReqInput(tags=[event.part] if event.part else None))
-                self._replies.append(Answer(call_id=event.call_id, ok=True))
+                is_asleep = self.scheduler.weight_updater.offload_tags.issuperset(
+                    [event.part] if event.part else GPU_MEMORY_ALL_TYPES
+                )
+                self._replies.append(Answer(call_id=event.call_id, ok=is_asleep))
             case Wake():
                 self._say(ResumeMemoryOccupationReqInput(tags=[event.part] if event.part else None))
                 is_awake = not self.scheduler.weight_updater.offload_tags
