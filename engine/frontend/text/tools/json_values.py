@@ -132,6 +132,9 @@ PYTHON_WORDS = {"True": "true", "False": "false", "None": "null", "true": "true"
 # Models write them where JSON has true, false and null.
 _PYTHON_WORD = re.compile(r"\b(?:True|False|None)\b")
 _NEVER_AFTER_A_CLOSER = re.compile(r"[^\s{\[]")
+# What may be between the last value of a call and its end, and a tag.
+_AFTER_VALUES: Final = " \t\r\n}]"
+_TAG = re.compile(r"<[^<>\n]{0,48}>?")
 _CLOSER = {"{": "}", "[": "]"}
 
 
@@ -198,6 +201,9 @@ class JsonValue:
                 self._pass("")
             if not character or (yield from self._is_cut(character)):
                 return self._missing
+            if character == '"' and self._next is _Next.COMMA and (yield from self._is_stray()):
+                text.take(1)
+                continue
             if character == '"' or (character == "'" and self._next in _BEFORE_STRINGS):
                 if not (yield from self._read_string(character)):
                     return '"' + self._missing
@@ -253,6 +259,22 @@ class JsonValue:
         self._closed = whole
         self._next = _Next.COLON if is_key else _Next.COMMA
         return whole
+
+    def _is_stray(self) -> Reading[bool]:
+        """Return whether a quote after a value stands for a bracket: only brackets come before the call ends."""
+
+        def judged(ahead: str, more: bool) -> bool | None:
+            after = ahead[1:].lstrip(_AFTER_VALUES)
+            tag = _TAG.match(after)
+            if more and (not after or (tag and tag.end() == len(after)) or any(m.startswith(after) for m in markers)):
+                return None
+            if not after or after.startswith(markers):
+                return True
+            return tag is not None and any(is_closer(tag[0], marker, markers) for marker in markers)
+
+        # Texts begin with a semicolon, too.
+        markers = tuple(stop for stop in self._stops if stop != _SEMICOLON)
+        return bool((yield from self._text.judged(judged, MOST_AHEAD)))
 
     def _separate(self) -> None:
         """Hold a comma back until something follows it. A semicolon is one that was written wrong."""

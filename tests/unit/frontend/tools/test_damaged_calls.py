@@ -233,6 +233,22 @@ def _damaged(text: str, rng: random.Random) -> str:
     )
 
 
+@pytest.mark.parametrize("family", [family for family, pieces in WRITTEN.items() if OBJECT[0] in pieces])
+def test_a_quote_stands_for_the_bracket_of_a_list(family: str) -> None:
+    """The quote began a text that took the next call in, and the one call seemed whole."""
+    if family == "llama3":
+        return  # A text may begin with a semicolon.
+    pieces = WRITTEN[family]
+    for text in texts_without([*map(_quoted, pieces)]):
+        if "[1, 2}" not in text and '[1, 2"' in text:
+            found = calls_of_damaged(family, text)
+            assert found == BOTH, text
+
+
+def _quoted(piece: str | Closer) -> str | Closer:
+    return '"' if piece == Closer("]") else piece
+
+
 @pytest.mark.parametrize("family", [*WRITTEN])
 def test_damaged_closers_leave_json_or_the_reason_says_so(family: str, request: pytest.FixtureRequest) -> None:
     """C03: and wherever the text is cut, it comes to the same."""
