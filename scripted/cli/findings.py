@@ -35,7 +35,7 @@ def findings(context: typer.Context, failures: _Failures = DEFAULT_FAILURES) -> 
     console, saved = plain_console(), FailureDatabase(failures).read()
     for one in saved:
         text = " ".join(one.text.split())[:_SHOWN_CHARS]
-        console.print(f"{one.number:>4}  {one.adapter}, seen {one.seen} times: {text}", soft_wrap=True)
+        console.print(f"{one.number:>4}  {one.adapter}, seen {plural(one.seen, 'time')}: {text}", soft_wrap=True)
     console.print(f"{plural(len(saved), 'finding')} in {failures}", soft_wrap=True)
 
 
@@ -46,7 +46,7 @@ def show(number: _Number, failures: _Failures = DEFAULT_FAILURES) -> None:
 
     saved = FailureDatabase(failures).numbered(number)
     console = plain_console()
-    console.print(f"finding {number} of {saved.adapter}, seen {saved.seen} times", soft_wrap=True)
+    console.print(f"finding {number} of {saved.adapter}, seen {plural(saved.seen, 'time')}", soft_wrap=True)
     console.print(f"  {saved.text}", soft_wrap=True)
     if saved.decision:
         console.print(f"  decided wrongly at {saved.decision}", soft_wrap=True)

@@ -463,16 +463,13 @@ def _print_report(console: Console, report: SearchReport, sorter: Sorter, *, ada
 
 def line_of(kind: Kind) -> str:
     """Describe a kind in one line: its number, whether it is known, the broken promise, its events and settings."""
+    seen = f"seen {plural(kind.seen, 'time')}"
     if kind.defect is not None:
-        return (
-            f"known  {kind.defect.id}: {kind.defect.title or kind.failure.text[:_SHOWN_CHARS]}, seen {kind.seen} times"
-        )
+        return f"known  {kind.defect.id}: {kind.defect.title or kind.failure.text[:_SHOWN_CHARS]}, {seen}"
     number = f"{kind.number:>3}" if kind.number else "  -"
     text = " ".join(kind.failure.text.split())[:_SHOWN_CHARS]
     needs = ", ".join((*kind.events, *kind.settings))
-    return (
-        f"{number}  {'kept' if kind.is_old else 'new'}, seen {kind.seen} times: {kind.failure.type}: {text} [{needs}]"
-    )
+    return f"{number}  {'kept' if kind.is_old else 'new'}, {seen}: {kind.failure.type}: {text} [{needs}]"
 
 
 def _comment(sorter: Sorter, adapter: str, against: str | None) -> str:

@@ -42,7 +42,7 @@ def run(*words: str) -> tuple[int, str]:
 
 @pytest.mark.usefixtures("kept")
 def test_a_finding_is_listed_shown_shrunk_and_forgotten() -> None:
-    assert "   1  lockstep, seen 1 times: " in run("findings")[1]
+    assert "   1  lockstep, seen 1 time: " in run("findings")[1]
     status, output = run("findings", "show", "1")
     assert status == 1
     assert "start long-name" in output
