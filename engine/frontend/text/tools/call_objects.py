@@ -49,6 +49,7 @@ def read_other_arguments(text: IncomingText) -> Reading[str]:
 
 NO_ARGUMENTS: Final = "{}"
 NAME: Final = "name"
+_NAME_AND_SIGN: Final = "name="
 # The function's name, or the whole call in the form of requests.
 FUNCTION: Final = "function"
 ARGUMENTS: Final = ("arguments", "parameters", "args", "input")
@@ -171,6 +172,8 @@ class CallObject:
         text = self._text
         key = yield from self._read_text()
         yield from text.run(SPACE)
+        if key == _NAME_AND_SIGN and self._name is None and not self._begun:
+            return (yield from self._read_rest_of_name())
         if key is None or (yield from text.peek()) != ":":
             return False
         text.take(1)
@@ -245,6 +248,14 @@ class CallObject:
         written: list[str] = []
         whole = yield from read_string(self._text, written.append)
         return decoded("".join(written)) if whole else None
+
+    def _read_rest_of_name(self) -> Reading[bool]:
+        """Read a name whose opening quote has closed its key: ``"name="add"``."""
+        name = yield from self._text.word(LITERAL)
+        if not name or (yield from self._text.peek()) != '"':
+            return False
+        self._text.take(1)
+        return self._take_name(name)
 
     def _read_name(self) -> Reading[bool]:
         name = yield from self._read_text()

@@ -509,6 +509,16 @@ def test_wrapped_calls_without_arguments(key: str) -> None:
     assert parse("hermes", f'<tool_call>{{"{key}": {one}}}</tool_call>') == NONE
 
 
+@pytest.mark.parametrize("family", ["hermes", "mistral", "llama3", "glm45", "qwen3_coder"])
+def test_the_sign_after_the_key_of_a_name_is_another(family: str) -> None:
+    """maclocal-api issue 141: Qwen3.6 writes it, and the call was content."""
+    before, after = NAMES[family]
+    text = '{"name="add", "arguments": {"n": 1}}'
+    assert parse(family, before + text + after) == ONE
+    for other in ('{"name="add', '{"name="', '{"name="a b", "arguments": {}}'):
+        assert [part[0] for part in parse(family, before + other + after)] == ["content"]
+
+
 def test_a_tool_may_be_a_whole_call() -> None:
     """mlx-lm pull request 792: GLM writes it. Unless a tool has an argument of this name."""
     text = '<tool_call>{"tool": {"name": "add", "arguments": {"n": 1}}}</tool_call>'
