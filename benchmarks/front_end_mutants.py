@@ -41,6 +41,7 @@ _NEAREST: Final[Mapping[str, tuple[str, ...]]] = {
     "text.dialect": ("test_dialect", "test_reasoning", "tools/test_call_parsers", "tools/test_damaged_calls"),
     "text.reasoning": ("test_reasoning", "test_dialect"),
     "text.tools": (
+        "tools/test_calls_drawn",
         "tools/test_call_parsers",
         "tools/test_damaged_calls",
         "tools/test_named_arguments",
@@ -49,7 +50,6 @@ _NEAREST: Final[Mapping[str, tuple[str, ...]]] = {
         "tools/test_nested_calls",
         "tools/test_fenced_calls",
         "tools/test_argument_rules",
-        "tools/test_calls_drawn",
         "tools/test_call_grammar",
     ),
     "sessions.sessions": ("test_sessions", "test_choices", "test_input_logprobs"),
@@ -87,6 +87,8 @@ _NEAREST: Final[Mapping[str, tuple[str, ...]]] = {
     "http.request_log": ("test_request_log",),
     "http.responses": ("test_routes", "test_http_semantics"),
     "engine.grammar": (
+        "../grammar/test_schemas_together",
+        "../grammar/test_expressions_drawn",
         "../grammar/test_values_of_schemas",
         "../grammar/test_expressions",
         "../grammar/test_integer_bounds",
@@ -94,8 +96,6 @@ _NEAREST: Final[Mapping[str, tuple[str, ...]]] = {
         "../grammar/test_matcher",
         "../grammar/test_distinct",
         "../grammar/test_wild_schemas",
-        "../grammar/test_schemas_together",
-        "../grammar/test_expressions_drawn",
     ),
 }
 

@@ -18,6 +18,8 @@ from engine.grammar.compiled import GrammarError
 from engine.grammar.distinct import needs_guard
 from engine.grammar.source import fault_of, rewritten_schema, schema_grammar
 
+# The tokens after which a model that wants to end has ended, if it takes any of those that are left to it.
+MOST_TO_END = 40
 NULL: dict[str, Any] = {"type": "null"}
 Draw = random.Random
 # Keywords that go together, of the values that they concern.
@@ -207,3 +209,31 @@ def test_a_grammar_allows_the_values_of_its_schema_alone(maker: Callable[[Draw],
         missing += len(fitting - found)
     assert refused <= most_refused
     assert missing <= most_missing
+
+
+def test_a_model_that_wants_to_end_comes_to_an_end_with_any_token_that_is_left() -> None:
+    """At any place of an output: its list, its object or its string is closed, and no other one is begun."""
+    draw, steps = Draw("ending"), 0
+    for _ in range(40):
+        schema = draw.choice([objects, lists, nested, both])(draw)
+        # An item that ``contains`` demands may never be the one that closes first.
+        if '"contains"' in shown(schema) or fault_of(schema_grammar(schema)) is not None:
+            continue
+        GRAMMARS[True].want(1)
+        assert GRAMMARS[True].compile(1, schema_grammar(schema)) is None
+        matcher, said, wants_end = GRAMMARS[True].begin(1), np.empty(0, np.int32), draw.randint(1, 12)
+        for at in range(wants_end + MOST_TO_END):
+            mask = matcher.allowed(said)
+            if at >= wants_end:
+                mask = matcher.ending(mask, [])
+            allowed_now = np.flatnonzero(mask).tolist()
+            if GRAMMARS[True].ends & set(allowed_now):
+                steps = max(steps, at - wants_end)
+                break
+            quotes = [one for one in allowed_now if one == ord('"')]
+            # Where a bracket closes, a quote would begin one more string.
+            assert at < wants_end or not quotes or not {*b"]}"} & {*allowed_now}, (schema, bytes(said.tolist()))
+            said = np.append(said, np.int32(draw.choice(quotes or allowed_now)))
+        else:
+            raise AssertionError((schema, bytes(said.tolist())))
+    assert steps

@@ -218,6 +218,10 @@ def test_brackets_that_are_missing_at_the_end_are_added() -> None:
         ):
             text = f"{before}{kept}{'}' * (family == 'hermes' and kept == written)}{after}"
             assert read(family, text) == [("add", given)], text
+            # A comment in which the call ends takes nothing with it, neither its marker nor the next call.
+            if after and kept != written:
+                whole = f"{before}{written}{'}' * (family == 'hermes')}{after}"
+                assert read(family, f"{before}{kept} // so{after}{whole}") == [("add", given)] * 2, kept
             if not after and kept != written:
                 ((kind, said),) = read(family, text, stopped=False)
                 assert (kind, said.rstrip("]}")) == ("cut", kept.rstrip("]}")), text
