@@ -214,7 +214,14 @@ class _Reads(ast.NodeTransformer):
 
 
 class _Calls(ast.NodeTransformer):
-    """Passes the results of calls to the hooks, which look for generators that never run."""
+    """Passes the results of calls to the hooks, which look for generators that never run, and what is looked in."""
+
+    def visit_Compare(self, node: ast.Compare) -> _Visited:
+        self.generic_visit(node)
+        if isinstance(node.ops[-1], ast.In | ast.NotIn):
+            last = node.comparators[-1]
+            node.comparators[-1] = ast.copy_location(_hook("looked_in", last), last)
+        return node
 
     def visit_YieldFrom(self, node: ast.YieldFrom) -> _Visited:
         if isinstance(node.value, ast.Call):

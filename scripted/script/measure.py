@@ -15,7 +15,7 @@ import inspect
 import sys
 import sysconfig
 import types
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, KeysView, Sequence
 from importlib.util import resolve_name
 from pathlib import Path
 from typing import Any, Final, TypeGuard
@@ -27,6 +27,7 @@ from scripted.core.installed import is_in_harness
 from scripted.core.phrases import path_of
 from scripted.script.counted_source import HOOKS, Site, counted
 from scripted.script.scripted_test import ScriptedTest
+from scripted.script.values import Among
 
 _ENGINE: Final = Path(__file__).parents[2] / "engine"
 _LIBRARIES: Final = tuple({Path(sysconfig.get_path(name)).resolve() for name in ("stdlib", "platstdlib", "purelib")})
@@ -211,6 +212,10 @@ class _Hooks:
 
     def read(self, owner: object, attribute: str) -> object:
         return _now.read(owner, attribute)
+
+    def looked_in(self, container: object) -> object:
+        """Let a set or the keys of a dict refuse a word that they can never hold, as a list does."""
+        return Among(container) if isinstance(container, set | frozenset | dict | KeysView) else container
 
     def made(self, value: Any) -> object:
         if _now.asked is not None:

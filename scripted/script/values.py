@@ -5,7 +5,7 @@ A comparison that can only have one result raises at its line, because an assert
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Any, TypeVar
 
 from scripted.core.errors import BadCall
@@ -196,3 +196,18 @@ class Condition(Word):
 
     def __bool__(self) -> bool:
         raise BadCall(f"a {self._what} is always true, so asking it tests nothing; compare it with one of its words")
+
+
+class Among:
+    """What a script looks for an item in: a set or a dict, which find a word by its hash and compare it with nothing.
+
+    A word is compared with each element, as in a list.
+    """
+
+    def __init__(self, container: Collection[object]) -> None:
+        self._container = container
+
+    def __contains__(self, item: object) -> bool:
+        if isinstance(item, Word) and item not in self._container:
+            return any(item == one for one in self._container)
+        return item in self._container
