@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import random
 from typing import Any
 
+import msgspec
 import pytest
 from every_case import every_case
 
@@ -363,3 +365,11 @@ def test_what_has_no_room_is_refused(served: ServedModel) -> None:
     for start, fits in ((1, True), (2, False)):
         body = {"input_ids": [5, 6], "return_logprob": True, "logprob_start_len": start}
         assert is_taken(served, NATIVE, body) is fits
+
+
+def test_a_lora_is_taken_where_the_server_holds_some(served: ServedModel) -> None:
+    holding = dataclasses.replace(served, limits=msgspec.structs.replace(served.limits, max_loras=1))
+    for path, body in ((NATIVE, {"text": "x", "lora_path": "a"}), (COMPLETION, {"prompt": "x", "model": "a"})):
+        assert not is_taken(served, path, body)
+        (message,) = orders_of(holding)[path](json.dumps(body).encode()).messages
+        assert message.lora == "a"
