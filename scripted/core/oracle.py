@@ -56,7 +56,8 @@ class Oracle(Generic[EventT, OutputT, MachineT, DeviceT]):
 
     A subclass defines ``after_step``, ``at_rest`` and ``at_end``.
 
-    At most ``depth`` batches may be in flight, each of at most ``batch_requests`` requests and ``batch_tokens`` tokens.
+    At most ``depth`` batches may be in flight, each of at most ``batch_requests`` requests and ``batch_tokens`` tokens,
+    or of ``prompt_tokens`` if it has prompts and these are fewer.
     Without ``ended_take_seats`` aborted requests do not count as members of a batch. ``paused`` is the mode of the
     current pause. ``context_tokens``, ``late_launches``, ``block_size`` and ``most_in_vain`` go to the account.
     """
@@ -67,6 +68,7 @@ class Oracle(Generic[EventT, OutputT, MachineT, DeviceT]):
         depth: int,
         batch_requests: int,
         batch_tokens: int,
+        prompt_tokens: int | None = None,
         context_tokens: int | None = None,
         late_launches: int = 0,
         block_size: int = 1,
@@ -79,6 +81,7 @@ class Oracle(Generic[EventT, OutputT, MachineT, DeviceT]):
         self._batch_requests = batch_requests
         self._ended_take_seats = ended_take_seats
         self._batch_tokens = batch_tokens
+        self._prompt_tokens = batch_tokens if prompt_tokens is None else prompt_tokens
         self._flights: dict[int, Sequence[str]] = {}
         # The last batch was at most half full.
         self.has_room = False
@@ -142,7 +145,7 @@ class Oracle(Generic[EventT, OutputT, MachineT, DeviceT]):
 
     def _steps_alone(self, tokens: int, new: int) -> int:
         """Return the steps in which these tokens are computed, and ``new`` tokens are sampled, one in a batch."""
-        return (-(-max(0, tokens) // self._batch_tokens) + max(1, new)) * (self._depth + 1)
+        return (-(-max(0, tokens) // self._prompt_tokens) + max(1, new)) * (self._depth + 1)
 
     @property
     def names(self) -> Iterable[str]:

@@ -67,6 +67,7 @@ class EngineOracle(Oracle):
             depth=limits.depth,
             batch_requests=limits.most_requests,
             batch_tokens=max(limits.prefill_budget_tokens, limits.decode_budget_tokens),
+            prompt_tokens=limits.prefill_budget_tokens,
             block_size=limits.page_size,
             # True while the possible victims are in flight.
             most_in_vain=limits.depth,

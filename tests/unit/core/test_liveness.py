@@ -96,6 +96,13 @@ def test_batches_with_room_do_not_leave_out_who_waits_forever(monkeypatch: pytes
 LONG = "default; 1 start a prompt=5 new={}"
 
 
+def test_prompts_that_are_computed_token_by_token_have_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Beside drafts a batch of decodes may have many more tokens than one with a prompt."""
+    monkeypatch.setattr("scripted.core.promises.liveness._SLACK_STEPS", 1)
+    text = "chunked_prefill_size=1 speculative_algorithm=draft_model speculative_draft_model=embedded"
+    assert failure_of(f"{text}; 1 start a prompt=100 new=3") is None
+
+
 def test_requests_that_need_more_steps_than_the_limit_get_them() -> None:
     outcome = execute(Schedule.parse(LONG.format(STEPS_LIMIT + 500)))
     assert outcome.failure is None
