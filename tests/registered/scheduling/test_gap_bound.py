@@ -78,7 +78,7 @@ def test_a_slow_engine_computes_a_page(t):
 def test_a_prompt_alone_is_computed_in_chunks(t):
     first = t.start_req(prompt_len=CHUNK, max_new_tokens=1)
     yield
-    yield from _run_at(t, PER_TOKEN_S, 3)
+    yield from _run_at(t, PER_TOKEN_S, 6)
     assert first.finished
     long = t.start_req(prompt_len=2 * CHUNK, prompt_seed=1, max_new_tokens=1)
     yield from _run_at(t, PER_TOKEN_S, 4)
