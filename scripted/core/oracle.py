@@ -116,6 +116,11 @@ class Oracle(Generic[EventT, OutputT, MachineT, DeviceT]):
         """Whether memory has room for all open requests at once, outputs included; None if that is unknown."""
         return None
 
+    @property
+    def fit_hint(self) -> str:
+        """The declaration that lets such requests wait, as the end of a finding's text; empty if there is none."""
+        return ""
+
     def waits_for_deadline(self, stepped: OutputT) -> bool:  # noqa: ARG002
         """Return whether open requests depend on the deadline of a step; without a timer it only ends requests."""
         return False

@@ -351,7 +351,7 @@ class Run(RunLike[ConfigT, EventT, StepT, OutputT, RecordT, MachineT, DeviceT, O
         if waiting and self.obstacle is None and self.oracle.fit_together:
             raise Violation(
                 f"a request waits although all that are open fit together: {', '.join(waiting)}; {WAITING_LIMIT} "
-                f"batches with room were launched without it, {self.adapter.what_is_busy(self)}",
+                f"batches with room were launched without it, {self.adapter.what_is_busy(self)}{self.oracle.fit_hint}",
                 left_out=[life.message.rid for life in lives],
             )
 

@@ -81,6 +81,7 @@ class Capabilities(msgspec.Struct, frozen=True, kw_only=True):
     aborted request may still be launched before its next result ends it. ``equal_writes``: one batch may write a block
     for two requests if both leave the same in it. ``whole_leases``: a request begins only with room for all of its
     tokens so far; without it, a request that cannot grow may give up its blocks and begin again at once.
+    ``spare_blocks``: a request may wait until this many blocks more than it needs are free.
     ``ended_take_seats``: requests launched after their abort count among the requests of a batch. ``kept_logits``: the
     first token of a fully cached prompt may come from logits that an equal prompt left, without a launch.
     ``sleep_modes``: the device can release its memory; each entry names the pause in which requests stop meanwhile, or
@@ -109,6 +110,7 @@ class Capabilities(msgspec.Struct, frozen=True, kw_only=True):
     late_launches: int = 0
     equal_writes: bool = False
     whole_leases: bool = False
+    spare_blocks: int = 0
     ended_take_seats: bool = True
     kept_logits: bool = False
     sleep_modes: tuple[str, ...] = ()

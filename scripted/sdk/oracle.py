@@ -100,11 +100,22 @@ class SdkOracle(Oracle[Event, Stepped, SdkMachine, SimulatedRunner]):
     @property
     def fit_together(self) -> bool:
         """Whether all open requests fit into the blocks, one batch and the image cache; unused cache makes room."""
+        return self._fit(self._can.spare_blocks)
+
+    @property
+    def fit_hint(self) -> str:
+        """The declaration that lets requests which fit exactly wait, as the end of a finding's text; empty if none."""
+        more = self._can.spare_blocks + 1
+        return (
+            "" if self._fit(more) else f"; Capabilities(spare_blocks={more}) says that requests wait for that many more"
+        )
+
+    def _fit(self, spare_blocks: int) -> bool:
         size, context, blocks = self._limits.block_size, self._limits.context_tokens, 0
         tables = Counter(self._pools.values())
         for life in self.account.live.values():
             tokens = min(len(life.message.prompt_ids) + life.message.max_new_tokens, context)
-            blocks += -(-tokens // size)
+            blocks += -(-tokens // size) + spare_blocks
         loras = {life.message.lora for life in self.account.live.values()} - {0}
         images = {image.number: image.count for life in self.account.live.values() for image in life.message.images}
         # A session that waits for its client keeps its blocks.

@@ -416,3 +416,9 @@ def test_the_command_of_a_server_has_what_is_not_its_default() -> None:
     assert command.line.startswith("python -m sglang.launch_server --model-path MODEL --page-size 4 ")
     assert command.line.endswith(" --enable-mixed-chunk")
     assert "enable_mixed_chunk=True (default False)" in command.changed
+
+
+def test_a_request_may_wait_for_the_page_that_the_scheduler_keeps_free() -> None:
+    """Both need exactly all pages; ``PrefillBudget.reserve`` counts one more."""
+    line = "page_size=4 max_total_tokens=32 context_length=28; 1 start g prompt=8 new=12; 1 start h prompt=4 new=8"
+    assert failure_of(line) == ""

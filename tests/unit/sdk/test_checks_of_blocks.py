@@ -187,3 +187,25 @@ def test_a_cached_prefix_of_before_a_flush(run: PlannedRun) -> None:
     run.events.append(FlushCache(call_id="f"))
     run.step(replies=(answered("f"),))
     assert run.pipeline.wrong_block(prefix) == 0
+
+
+def test_requests_that_fit_exactly_may_wait_for_a_reserve_where_that_is_declared() -> None:
+    """Two requests need all eight blocks; the finding names the declaration, and one that fits with it does not."""
+    exact, reserved = PlannedRun(), PlannedRun(spare_blocks=1)
+    for run in (exact, reserved):
+        run.add("a", 12, new=4)
+        run.add("b", 12, new=4)
+        run.step()
+    assert exact.oracle.fit_together
+    assert exact.oracle.fit_hint.startswith("; Capabilities(spare_blocks=1) says that requests wait")
+    assert not reserved.oracle.fit_together
+    small = PlannedRun(spare_blocks=1)
+    small.add("a", 12, new=4)
+    small.add("b", 6)
+    small.step()
+    assert small.oracle.fit_together
+    assert small.oracle.fit_hint.startswith("; Capabilities(spare_blocks=2)")
+    fewer = PlannedRun()
+    fewer.add("a", 12, new=4)
+    fewer.step()
+    assert fewer.oracle.fit_hint == ""
