@@ -135,8 +135,8 @@ class EngineConfig(BaseModel):
         ge=1,
         le=1000,
         description="the same target as a multiple of the duration of a decode-only step; prompts always get at "
-        "least a quarter of a chunk, up to 128 tokens; max_gap_ms replaces it; no effect without mixed_chunk; unset: "
-        "chunked_prefill_size alone limits them",
+        "least 10 ms and a quarter of a chunk, up to 128 tokens; max_gap_ms replaces it; no effect without "
+        "mixed_chunk; unset: chunked_prefill_size alone limits them",
     )
     max_running_requests: int = Field(
         64, ge=1, le=65_536, description="maximum requests that own memory at once (rows)"

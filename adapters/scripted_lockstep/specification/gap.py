@@ -34,7 +34,7 @@ class SpecifiedGap:
             return min(budget, int(limits.max_gap_s / token_s))
         if token_s and alone_s and limits.max_gap_steps is not None:
             alone = alone_s / token_s + decodes - _average([tokens for _, tokens in self.decodes])
-            return min(budget, int(limits.max_gap_steps * max(decodes, alone)))
+            return min(budget, int(max(limits.max_gap_steps * max(decodes, alone), 0.01 / token_s)))
         return budget // 4
 
     def beside(self, decodes: int) -> int:

@@ -19,6 +19,8 @@ NEWEST_SHARE: Final = 0.25
 # take this part, but no more than these tokens.
 LEAST_SHARE: Final = 4
 LEAST_TOKENS: Final = 128
+# Nobody notices a gap of this many seconds; with a bound in steps, prompts may always take as long.
+LEAST_S: Final = 0.01
 # Matrix products read the weights once for each block of this many rows, so one token over a multiple costs as much as
 # a step of decodes: of M in bf16, 128 tokens take 313 ms and 129 take 362 (AVX-512). GPUs have tiles of this size too.
 TILE_TOKENS: Final = 64
@@ -60,7 +62,8 @@ class GapBound(Feature):
             return self._budget // LEAST_SHARE
         # The tokens of a microbatch with prompts that takes as long as these decodes alone, scaled from the average.
         alone = self.decode_seconds / measured + decodes - self.decode_tokens
-        return min(self._budget, int(self._max_gap_steps * max(decodes, alone)))
+        bounded = max(self._max_gap_steps * max(decodes, alone), LEAST_S / measured)
+        return min(self._budget, int(bounded))
 
     def bound_prompts(self, room: int, decodes: int) -> int:
         """Return the prompt tokens beside this many decodes, and enough for prompts to advance.

@@ -7,7 +7,7 @@ whole tiles of 64 tokens, decodes included. Method: the clock is advanced by han
 while a microbatch is in flight.
 Mutants: gaps-are-not-bounded, gap-bound-holds-for-prompts-alone, gap-bound-never-learns-again,
 gap-bound-counts-the-wait, gap-bound-forgets-the-decodes, gap-bound-splits-into-pages,
-gap-bound-ignores-tiles, gap-bound-begins-unbounded.
+gap-bound-ignores-tiles, gap-bound-begins-unbounded, gap-bound-splits-unnoticed-steps.
 """
 
 from ci.register import register_cpu_ci
@@ -161,3 +161,18 @@ def test_decodes_and_prompts_fill_whole_tiles(t):
     t.sometimes(ALIGNED, len(sizes) >= 3 and {one.rid for one in streams} <= set(plans[0].rids))
     assert sizes[:3] == [2 * TILE] * 3, "a few tokens over whole tiles cost as much as a step of decodes"
     yield from t.run_until_all_finished([*streams, measured, long])
+
+
+@scripted(IN_STEPS, must_reach=[BOUNDED])
+def test_a_gap_of_ten_milliseconds_is_not_bounded(t):
+    """On a fast machine five steps of one decode are over before anybody notices."""
+    fast = PER_TOKEN_S / 30
+    stream = t.start_req(prompt_len=CHUNK, max_new_tokens=200, ignore_eos=True)
+    yield
+    yield from _run_at(t, fast, 6)
+    long = t.start_req(prompt_len=2 * CHUNK, prompt_seed=1, max_new_tokens=1)
+    yield from _run_at(t, fast, 5)
+    parts = _parts(t, long, 2 * CHUNK)
+    t.sometimes(BOUNDED, parts[0] < CHUNK)
+    assert parts[0] + 1 >= 0.75 * 0.01 / fast, "prompts get less than 10 ms beside a decode"
+    yield from t.run_until_all_finished([stream, long])
