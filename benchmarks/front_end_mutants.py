@@ -165,7 +165,7 @@ def page_of(mutants: Sequence[Mutant], results: dict[str, Result]) -> str:
     """Format the page."""
     about = (
         "Batches of edits of `engine/frontend` and `engine/grammar`, each invented before the search and the tests "
-        "were read. "
+        "were read; batch 5 was written from the code too, but after the tests were read. "
         f"`python -m benchmarks.front_end_mutants` searches for each with {_SCHEDULES} schedules of `{_ADAPTER}`, "
         "gives what it misses to the unit tests nearest to the edited file, and writes this page from "
         "`benchmarks/front_end_mutants.toml`. The first result is of the code of the day on which a batch was "
