@@ -11,13 +11,14 @@ from __future__ import annotations
 import argparse
 import itertools
 import math
+import operator
 import random
 import re
 import sys
 import textwrap
 import time
 from collections import Counter
-from collections.abc import Hashable, Iterator, Sequence
+from collections.abc import Hashable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Final, NamedTuple
 
@@ -81,7 +82,10 @@ class Judged(NamedTuple):
 
 
 class Sorted(msgspec.Struct, frozen=True, kw_only=True):
-    """The failures of a known defect that fail alike and were sorted into one kind, by the kind's number."""
+    """The failures of a known defect that fail alike and were sorted into one kind, by the kind's number.
+
+    ``known`` is the defect into which they were sorted when all were known; empty for none.
+    """
 
     release: str
     defect: str
@@ -89,6 +93,7 @@ class Sorted(msgspec.Struct, frozen=True, kw_only=True):
     signature: str
     failures: int
     seed: int
+    known: str = ""
 
 
 def judge(bugs: Sequence[str], sorted_to: Sequence[Hashable]) -> Judged:
@@ -249,7 +254,21 @@ def main(arguments: Sequence[str] | None = None) -> None:
     sys.stdout.write(f"by cause: {judge(bugs, kinds)}\n")
     sys.stdout.write(f"by text:  {judge(bugs, [one.failure.signature for one in findings])}\n")
     if options.defects:
-        _write(options, findings, kinds)
+        known = list(_sorted_known(findings, options.adapter))
+        sys.stdout.write(f"all known: {sum(map(operator.eq, bugs, known))} of {len(bugs)} sorted into their defect\n")
+        _write(options, findings, kinds, known)
+
+
+def _sorted_known(findings: Sequence[Finding], adapter: str) -> Iterator[str]:
+    """Sort failures when all defects are known; yield the defect of each, empty for none."""
+    sorter = Sorter()
+    for defect in defects_of(adapter):
+        sorter.add_known(defect, adapter)
+    for finding, at in zip(findings, _kinds_in(sorter, findings), strict=True):
+        found = sorter.kinds[at].defect
+        known = "" if found is None else found.id
+        sys.stdout.write(f"{finding.mutant}: known as {known or 'new'}: {finding.target}\n")
+        yield known
 
 
 def _sorted_kinds(findings: Sequence[Finding], until: float, *, with_mutants: bool) -> Iterator[int]:
@@ -259,28 +278,45 @@ def _sorted_kinds(findings: Sequence[Finding], until: float, *, with_mutants: bo
         if time.monotonic() > until:
             break
         with switched_on(adapter_named(finding.adapter), finding.mutant if with_mutants else None):
-            before = [kind.seen for kind in sorter.kinds]
-            sorter.sort(finding)
-        at = next((at for at, seen in enumerate(before) if sorter.kinds[at].seen != seen), len(before))
+            (at,) = _kinds_in(sorter, [finding])
         sys.stdout.write(f"{finding.mutant}: kind {at}: {finding.failure.signature}: {finding.target}\n")
         sys.stdout.flush()
         yield at
 
 
-def _write(options: argparse.Namespace, findings: Sequence[Finding], kinds: Sequence[int]) -> None:
+def _kinds_in(sorter: Sorter, findings: Iterable[Finding]) -> Iterator[int]:
+    """Sort failures; yield the number of each one's kind."""
+    for finding in findings:
+        before = [kind.seen for kind in sorter.kinds]
+        sorter.sort(finding)
+        yield next((at for at, seen in enumerate(before) if sorter.kinds[at].seen != seen), len(before))
+
+
+def _write(
+    options: argparse.Namespace, findings: Sequence[Finding], kinds: Sequence[int], known: Sequence[str]
+) -> None:
     """Replace this adapter's rows in the file, and write the page from all rows."""
     file, adapter = _TABLES / "sorting.jsonl", adapter_named(options.adapter)
     assert isinstance(adapter, SchedulerAdapter), "only such adapters have known defects"
     counted = Counter(
-        (one.mutant or "", kind, one.failure.signature) for one, kind in zip(findings, kinds, strict=True)
+        (one.mutant or "", kind, one.failure.signature, row)
+        for one, kind, row in zip(findings, kinds, known, strict=True)
     )
     lines = file.read_bytes().splitlines() if file.is_file() else []
     rows = [msgspec.json.decode(line, type=Sorted) for line in lines]
     release = f"{options.adapter} {adapter.version()}"
     rows = [one for one in rows if one.release.split()[0] != options.adapter]
     rows += [
-        Sorted(release=release, defect=defect, kind=kind, signature=signature, failures=count, seed=options.seed)
-        for (defect, kind, signature), count in sorted(counted.items())
+        Sorted(
+            release=release,
+            defect=defect,
+            kind=kind,
+            signature=signature,
+            failures=count,
+            seed=options.seed,
+            known=row,
+        )
+        for (defect, kind, signature, row), count in sorted(counted.items())
     ]
     file.write_bytes(b"".join(msgspec.json.encode(one) + b"\n" for one in rows))
     (_TABLES / "sorting.md").write_text(page_of(rows), encoding="utf-8")
@@ -297,6 +333,10 @@ def page_of(rows: Sequence[Sorted]) -> str:
         "The sorter's thresholds were chosen on variants of the seeds 1 and 47. "
         "`python -m benchmarks.sorting --defects` measures the installed release again."
     )
+    if_known = (
+        "The same failures when all defects of the release are known, as in a user's search: a failure belongs to the "
+        "defect whose fix takes it away, or else to the one that explains it."
+    )
     heads = [
         f"| release | seed | defects | failures {_HEADS}|",
         "| --- " + "| ---: " * 12 + "|",
@@ -304,6 +344,9 @@ def page_of(rows: Sequence[Sorted]) -> str:
     releases = dict.fromkeys(one.release for one in rows)
     parts = ["# Sorting by cause", "", *textwrap.wrap(about, _COLUMNS), "", *heads]
     parts += [_summary([one for one in rows if one.release == release]) for release in releases]
+    parts += ["", *textwrap.wrap(if_known, _COLUMNS), ""]
+    parts += ["| release | failures | sorted into their defect | into another | new |", "| --- " + "| ---: " * 4 + "|"]
+    parts += [_known_summary([one for one in rows if one.release == release]) for release in releases]
     for release in releases:
         own = [one for one in rows if one.release == release]
         parts += ["", f"## {release}", "", "| defect | failures | kinds, with their other defects |"]
@@ -324,6 +367,12 @@ def _summary(rows: Sequence[Sorted]) -> str:
     shares = (one.joined / max(1, one.of_one_kind) for one in (cause, text))
     cells += [f"{cause.of_one_kind:,}", *(f"{share:.1%}" for share in shares)]
     return "| " + " | ".join(map(str, cells)) + " |"
+
+
+def _known_summary(rows: Sequence[Sorted]) -> str:
+    each = [one for one in rows for _ in range(one.failures)]
+    right, new = sum(one.known == one.defect for one in each), sum(not one.known for one in each)
+    return f"| {rows[0].release} | {len(each)} | {right} | {len(each) - right - new} | {new} |"
 
 
 def _line(defect: str, rows: Sequence[Sorted]) -> str:

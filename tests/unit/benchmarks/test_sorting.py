@@ -23,13 +23,15 @@ def test_the_page_is_what_the_rows_say() -> None:
 
 
 def test_pairs_are_counted_by_cause_and_by_text() -> None:
-    def row(defect: str, kind: int, signature: str, failures: int) -> Sorted:
-        return Sorted(release="x 1.0", defect=defect, kind=kind, signature=signature, failures=failures, seed=2)
+    def row(defect: str, kind: int, failures: int, known: str) -> Sorted:
+        words = {"release": "x 1.0", "signature": "hangs", "known": known, "defect": defect}
+        return Sorted(**words, kind=kind, failures=failures, seed=2)
 
-    page = page_of([row("late", 0, "hangs", 2), row("late", 1, "hangs", 1), row("lost", 1, "hangs", 1)])
+    page = page_of([row("late", 0, 2, "late"), row("late", 1, 1, "lost"), row("lost", 1, 1, "")])
     # Of three pairs of one defect, two are in two kinds; of three pairs of two, one is in one kind. One text joins all.
     # Of the two pairs of one kind, one is of two defects; by text, three of six.
     assert "| x 1.0 | 2 | 2 | 4 | 3 | 66.7% | 0.0% | 3 | 33.3% | 100.0% | 2 | 50.0% | 50.0% |" in page
+    assert "| x 1.0 | 4 | 2 | 1 | 1 |" in page
     assert "| late | 3 | 2, 1 (lost) |" in page
     assert "| lost | 1 | 1 (late) |" in page
 
