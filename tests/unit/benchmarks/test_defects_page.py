@@ -26,6 +26,8 @@ def test_the_readme_counts_what_the_tables_have() -> None:
     for counted in (f"{vllm} in vLLM", f"{sglang} in SGLang", f"{transformers} in the continuous batching"):
         assert counted in text
     assert f"{sum(one.count('reading') for one in found)} more were found by reading" in text
+    every = [defect for table in tables() for defect in table.defect]
+    assert f"{sum(bool(one.fix) for one in every)} of the {len(every)} have a fix" in text
 
 
 def test_what_is_written_by_hand_stays() -> None:
