@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
 import msgspec
@@ -59,7 +59,6 @@ class Transfers:
         self.is_remote = False
         self._over: dict[str, bool] = {}
         self._asked: list[RequestedLoad] = []
-        self._ended: list[_Transfer] = []
 
     def take_asked(self) -> list[RequestedLoad]:
         """Return the loads that began, which the fleet carries."""
@@ -79,7 +78,6 @@ class Transfers:
     def begin(self, step: int) -> None:
         self._now = step
         self.arrived = ()
-        self._ended = []
         self.ended = False
 
     def take(self, signal: Signal) -> None:
@@ -116,7 +114,6 @@ class Transfers:
         self._let_go -= {rid_of(one.request_id) for one in over}
         self.under_way = [one for one in (*self.under_way, *begun) if one not in over]
         self.ended = bool(over)
-        self._ended = over
         if self.is_remote:
             self._asked += asked
         loads = [one.load for one in over if one.load is not None] + [load for load in asked if not load.is_async]
@@ -128,15 +125,15 @@ class Transfers:
         return KVConnectorOutput(
             finished_sending={one.request_id for one in over if one.load is None},
             finished_recving={one.request_id for one in over if one.load is not None},
-            **self._failed(),
+            **self._failed(loads),
         )
 
-    def _failed(self) -> dict[str, set[Any]]:
-        lost = [load for load in self.arrived if load.missing]
+    def _failed(self, loads: Sequence[RequestedLoad]) -> dict[str, set[Any]]:
+        """Report what is lost of the loads that arrived; two of them may be of requests that share a client's name."""
         if not self._by_name:
-            return {"invalid_block_ids": {block for load in lost for block in load.missing}}
-        names = {rid_of(one.request_id): one.request_id for one in self._ended}
-        return {"failed_recving": {names[load.rid] for load in lost}} if lost else {}
+            return {"invalid_block_ids": {block for load in self.arrived for block in load.missing}}
+        lost = {load.request_id for load, arrived in zip(loads, self.arrived, strict=True) if arrived.missing}
+        return {"failed_recving": lost} if lost else {}
 
     def _is_over(self, one: _Transfer) -> bool:
         if self._let_go and rid_of(one.request_id) in self._let_go:

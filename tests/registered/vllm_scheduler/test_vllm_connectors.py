@@ -141,7 +141,7 @@ def test_the_search_finds_what_a_failed_load_leaves(workload: str, what: str) ->
         (
             (
                 "mamba_cache_mode=align prefix_match_unit=2 enable_kv_cache_events=True kv_cache_report_mode=full; "
-                "1 start a prompt=15 new=1; 2 start b prompt=15 new=1"
+                "1 start a prompt=3 new=1; 2 start b prompt=3 new=1"
             ),
             "IndexError",
         ),
@@ -194,6 +194,13 @@ def test_a_load_of_several_groups_that_fails_is_written() -> None:
 def test_a_load_of_who_was_aborted_begins_nothing_of_who_has_the_name_now() -> None:
     """The second one is refused in the step in which the load of the first arrives."""
     text = "kv_connector=async kv_transfer_steps=3; 1 start a prompt=8; 2 abort a; 4 start a prompt=32"
+    assert execute(Schedule.parse(text, of="vllm")).failure is None
+
+
+def test_a_failed_load_of_who_was_aborted_fails_nothing_of_who_has_the_name_now() -> None:
+    """Both loads end in one step, and vLLM gets the name of the first one's request."""
+    text = f"num_gpu_blocks=20 sliding_window=3 async_scheduling=True {LOADS} kv_load_failure_policy=fail; "
+    text += "1 start a prompt=2 new=1; 1 hold-transfers; 1 fail-load; 2 abort a; 3 start a prompt=2 new=1"
     assert execute(Schedule.parse(text, of="vllm")).failure is None
 
 
