@@ -230,8 +230,8 @@ class VllmMachine:
             return ReleaseConnector()
         if self._grammars.holds:
             return ReleaseCompilation()
-        waiting = next((rid for rid in self._sessions if self.has_session(rid)), None)
-        if waiting is not None and not run.is_live(waiting):
+        waiting = next((rid for rid in self._sessions if self.has_session(rid) and not run.is_live(rid)), None)
+        if waiting is not None:
             return EndSession(rid=waiting)
         if self._transfers.is_unknown and not run.is_settled:
             return OfferPrefixes(tokens=self._settings.kv_offered_tokens)
