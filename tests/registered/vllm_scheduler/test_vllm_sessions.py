@@ -55,8 +55,10 @@ PAGE = (Path(__file__).parents[3] / "benchmarks/tables/defects.md").read_text(en
         "scheduler_reserve_full_isl=False; 1 start a prompt=15 new=3 session=1; 1 start b prompt=28 seed=1",
         "kv_connector=sync kv_load_failure_policy=fail; 1 start a prompt=9 session=1; 1 fail-load; 2 more a tokens=3",
         # All seats are of sessions that wait; one of them has given its name to a request that needs a seat.
-        "default; 1 start a prompt=1 new=1 session=1; 1 start b prompt=1 new=1 session=1; "
-        "1 start c prompt=1 new=1 session=1; 1 start d prompt=1 new=1 session=1; 4 start a prompt=1 new=1",
+        (
+            "default; 1 start a prompt=1 new=1 session=1; 1 start b prompt=1 new=1 session=1; "
+            "1 start c prompt=1 new=1 session=1; 1 start d prompt=1 new=1 session=1; 4 start a prompt=1 new=1"
+        ),
     ],
 )
 def test_a_session_goes_on_with_what_it_has(text: str) -> None:
