@@ -111,8 +111,8 @@ def _capabilities(settings: SglangSettings) -> Capabilities:
         pause_modes=PAUSE_MODES,
         # The front end takes a lock for each pause.
         pauses_in_turn=True,
-        # PrefillBudget.reserve counts a page more than a prompt has.
-        spare_blocks=1,
+        # PrefillBudget.reserve counts a page more than a prompt has. Of pages of one token nobody waits for it.
+        spare_blocks=int(settings.page_size > 1),
         preemption=True,
         priority=settings.enable_priority_scheduling,
         # The abort of a running request takes effect with its next result.

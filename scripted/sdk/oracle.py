@@ -115,7 +115,7 @@ class SdkOracle(Oracle[Event, Stepped, SdkMachine, SimulatedRunner]):
         tables = Counter(self._pools.values())
         for life in self.account.live.values():
             tokens = min(len(life.message.prompt_ids) + life.message.max_new_tokens, context)
-            blocks += -(-tokens // size) + spare_blocks
+            blocks += -(-tokens // size) + (spare_blocks if life.computed is None else 0)
         loras = {life.message.lora for life in self.account.live.values()} - {0}
         images = {image.number: image.count for life in self.account.live.values() for image in life.message.images}
         # A session that waits for its client keeps its blocks.
