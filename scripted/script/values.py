@@ -199,7 +199,7 @@ class Condition(Word):
 
 
 class Among:
-    """What a script looks for an item in: a set or a dict, which find a word by its hash and compare it with nothing.
+    """A container that finds a word by its hash and compares it with nothing, such as a set or a dict.
 
     A word is compared with each element, as in a list.
     """

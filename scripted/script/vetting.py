@@ -109,7 +109,7 @@ class StartsFleets(Protocol):
 
 
 class RequestsOf(NamedTuple):
-    """What a script asked of one engine: the prompt of each request, and how many tokens it got.
+    """A script's requests to one engine: the prompt of each request, and how many tokens it got.
 
     ``engine`` is its name in the fleet, empty for the script's own engine.
     """

@@ -50,7 +50,7 @@ def _names_recipient(ahead: str, more: bool) -> bool | None:
 
 
 class _Header(NamedTuple):
-    """What the words before a message say. ``tool`` is empty if the message calls none."""
+    """The words before a message. ``tool`` is empty if the message calls none."""
 
     tool: str
     is_thought: bool
