@@ -56,7 +56,7 @@ class FlakyClass(BaseModel):
     @classmethod
     def _is_no_code_error(cls, error: str) -> str:
         if error in CODE_ERRORS:
-            raise ValueError(f"{error} is an error of the code and is never retried; remove it and mend the test")
+            raise ValueError(f"{error} is an error of the code and is never retried; remove it and fix the test")
         return error
 
 

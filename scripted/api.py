@@ -68,9 +68,9 @@ def explore(
     ``strategy`` selects the additions: by default random events for generated targets, otherwise one event at every
     step; the exhaustive strategy adds ``events`` at a time. An endless search stops after a minute, unless
     ``schedules`` or ``minutes`` limits it. ``watch`` gets the report as it grows. A ``sorter`` tells kinds of failure
-    apart by cause; ``stop_at_first`` then means the first new kind. Known defects that are ``fixed`` are mended for the
-    search, so that nothing hides behind them. Raises ScriptDefinitionError, or the adapter's error for a configuration
-    or a mutant.
+    apart by cause; ``stop_at_first`` then means the first new kind. The search runs with the fixes of the known defects
+    ``fixed``, so that nothing hides behind them. Raises ScriptDefinitionError, or the adapter's error for a
+    configuration or a mutant.
     """
     plan = _plan_of(
         target, adapter, strategy, corpus=corpus, events=events, minutes=minutes, schedules=schedules, seed=seed

@@ -163,7 +163,7 @@ class ScriptedSession:
         adapter: str | None = None,
         placement: str = "local",
     ) -> Iterator[Harness[object, ScriptOutcome]]:
-        """Lend an engine of this tier while the context is open: a server is shared, and replaced if it is spoilt."""
+        """Lend an engine of this tier while the context is open: a server is shared, and replaced when unusable."""
         adapter = adapter or adapter_for(config)
         mutant = mutant or self._mutant_of(adapter)
         if tier == "sim":

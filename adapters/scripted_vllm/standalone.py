@@ -166,7 +166,7 @@ def _left_behind(said: str) -> str:
     if found := re.search(_GROWN, said):
         *owners, path = f"scheduler.{found[1]}".split("[].")
         owner, _, name = (f"one.{path}" if owners else path).rpartition(".")
-        # A mended engine may lack it.
+        # A fixed engine may lack it.
         rule = f"len(vars({owner}).get({name!r}, ())) <= {found[2]}"
         if len(owners) < 2:
             return f"all({rule} for one in {owners[0]})" if owners else rule

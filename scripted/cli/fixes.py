@@ -1,4 +1,4 @@
-"""``--fix-known``: run with the known defects mended, so that nothing hides behind them."""
+"""``--fix-known``: run with the fixes of known defects applied, so that nothing hides behind them."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from scripted.core.defects import DEFAULT_KNOWN, Defect, defects_of, fixable
 from scripted.core.refusals import ScriptDefinitionError
 
 FIX_KNOWN_OPTION = typer.Option(
-    "--fix-known", help="mend the known defects that have a fix, so that nothing hides behind them"
+    "--fix-known", help="apply the fixes of known defects, so that nothing hides behind them"
 )
 
 
@@ -26,10 +26,10 @@ def known_of(adapter: str, project: Path = DEFAULT_KNOWN) -> tuple[Defect, ...]:
 
 
 def fixes_for(adapter: str, project: Path, excluded: Mapping[str, bool]) -> tuple[Defect, ...]:
-    """Return the known defects to mend.
+    """Return the known defects to fix.
 
     ``excluded`` are the flags that run the scheduler as it is, and whether they are given. Raises
-    ScriptDefinitionError for these, or if nothing can be mended.
+    ScriptDefinitionError for these, or if nothing can be fixed.
     """
     if given := [flag for flag, is_given in excluded.items() if is_given]:
         raise ScriptDefinitionError(

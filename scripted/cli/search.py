@@ -206,7 +206,7 @@ def explore(
 
 
 def _tell_unfixed(console: Console, sorter: Sorter, fixed: Sequence[Defect]) -> None:
-    """Print which defects were mended, and how many of the new kinds the scheduler shows without the fixes too."""
+    """Print which defects were fixed, and how many of the new kinds the scheduler shows without the fixes too."""
     from scripted.search.shrinking import way_to_fail
 
     if not fixed:

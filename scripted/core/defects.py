@@ -54,7 +54,7 @@ class Defect(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     ``found``: by search or by reading. ``because``: why a project tolerates it. ``file``: the report for its
     maintainers. ``text``: the paragraphs of its section, in which ``{schedule}`` stands for the command that shows it.
-    ``fix``: the edits of the scheduler that mend it, in this order; empty if none is known.
+    ``fix``: the edits of the scheduler that remove it, in this order; empty if none is known.
     """
 
     id: str
@@ -72,7 +72,7 @@ class Defect(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     @contextlib.contextmanager
     def fixed(self) -> Iterator[None]:
-        """Mend the defect in this process while the context is open. Raises EditDoesNotFit with nothing changed."""
+        """Fix the defect in this process while the context is open. Raises EditDoesNotFit with nothing changed."""
         with contextlib.ExitStack() as stack:
             for edit in self.fix:
                 stack.enter_context(edit.switched_on(f"the fix of {self.id}"))
@@ -125,7 +125,7 @@ def defects_of(adapter: str, project: Path = DEFAULT_KNOWN) -> tuple[Defect, ...
 
 @contextlib.contextmanager
 def all_fixed(defects: Iterable[Defect]) -> Iterator[None]:
-    """Mend all of these defects while the context is open. Raises EditDoesNotFit with nothing changed."""
+    """Fix all of these defects while the context is open. Raises EditDoesNotFit with nothing changed."""
     with contextlib.ExitStack() as stack:
         for defect in defects:
             stack.enter_context(defect.fixed())

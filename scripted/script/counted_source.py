@@ -58,22 +58,22 @@ class CountedSource(Compiled, frozen=True):
     imported: tuple[str, ...]
 
 
-def counted(source: bytes, file: str, *, turnable: bool) -> CountedSource:
+def counted(source: bytes, file: str, *, negatable: bool) -> CountedSource:
     """Compile a file with counted assertions.
 
-    With ``turnable``, each assertion can be negated at run time, and each attribute that a function reads can be
+    With ``negatable``, each assertion can be negated at run time, and each attribute that a function reads can be
     changed.
     """
-    how = "turnable" if turnable else "counted"
-    return kept(source, file, how, CountedSource, lambda: _counted(source, file, turnable=turnable))
+    how = "negatable" if negatable else "counted"
+    return kept(source, file, how, CountedSource, lambda: _counted(source, file, negatable=negatable))
 
 
-def _counted(source: bytes, file: str, *, turnable: bool) -> CountedSource:
+def _counted(source: bytes, file: str, *, negatable: bool) -> CountedSource:
     tree = ast.parse(source, filename=file)
     imported = {name for node in ast.walk(tree) for name in _imports(node)}
-    marker = _Marker(file, turnable=turnable)
+    marker = _Marker(file, negatable=negatable)
     tree = marker.visit(tree)
-    tree = ast.fix_missing_locations(_Reads().visit(tree) if turnable else tree)
+    tree = ast.fix_missing_locations(_Reads().visit(tree) if negatable else tree)
     with contextlib.suppress(ImportError):
         from _pytest.assertion.rewrite import rewrite_asserts
 
@@ -111,19 +111,19 @@ _Visited: TypeAlias = ast.AST | Sequence[ast.AST]
 class _Marker(ast.NodeTransformer):
     """Adds counters before and after each assertion, and before statements that raise if a condition fails."""
 
-    def __init__(self, file: str, *, turnable: bool) -> None:
+    def __init__(self, file: str, *, negatable: bool) -> None:
         self.sites: list[Site] = []
         self._file = file
-        self._turnable = turnable
+        self._negatable = negatable
         self._owner_line = 0
 
     def visit_Assert(self, node: ast.Assert) -> _Visited:
         number = self._add(node, ast.unparse(node.test), always_fails=fails_always(node))
-        other = ast.copy_location(ast.Assert(turned(copy.deepcopy(node.test)), node.msg), node)
+        other = ast.copy_location(ast.Assert(negated(copy.deepcopy(node.test)), node.msg), node)
         node.test = _Elements(number).visit(node.test)
         assertion: ast.stmt = node
-        if self._turnable:
-            assertion = ast.copy_location(ast.If(_hook("is_turned", number), [other], [node]), node)
+        if self._negatable:
+            assertion = ast.copy_location(ast.If(_hook("is_negated", number), [other], [node]), node)
         return self._counted(number, assertion)
 
     def visit_With(self, node: ast.With) -> _Visited:
@@ -240,26 +240,26 @@ class _Calls(ast.NodeTransformer):
         return ast.copy_location(_hook("made", node), node)
 
 
-def turned(test: ast.expr) -> ast.expr:
+def negated(test: ast.expr) -> ast.expr:
     """Negate every part of a condition that decides it. An assertion that holds both ways tests nothing."""
     match test:
         case ast.Compare(ops=[operator]):
             return ast.copy_location(ast.Compare(test.left, [_OTHER_WAY[type(operator)]()], test.comparators), test)
         case ast.BoolOp(op=operator, values=values):
             other = ast.Or() if isinstance(operator, ast.And) else ast.And()
-            return ast.copy_location(ast.BoolOp(other, [turned(value) for value in values]), test)
+            return ast.copy_location(ast.BoolOp(other, [negated(value) for value in values]), test)
         case ast.Tuple(elts=elements) | ast.List(elts=elements) | ast.Set(elts=elements):
-            test.elts = [turned(one) for one in elements]
+            test.elts = [negated(one) for one in elements]
         case ast.GeneratorExp(elt=one) | ast.ListComp(elt=one) | ast.SetComp(elt=one):
-            test.elt = turned(one)
+            test.elt = negated(one)
         case ast.UnaryOp(
             op=ast.Not(), operand=ast.Call(args=[ast.GeneratorExp() | ast.ListComp() as over]) as call
         ) if _called(call) == "any":
-            call.args = [turned(over)]
+            call.args = [negated(over)]
         case ast.UnaryOp(op=ast.Not(), operand=inner):
             return inner
         case ast.Call(args=[ast.GeneratorExp() | ast.ListComp() as over]) if _called(test) == "all":
-            test.args = [turned(over)]
+            test.args = [negated(over)]
         case _:
             return ast.copy_location(ast.UnaryOp(ast.Not(), test), test)
     return test

@@ -33,7 +33,7 @@ _ENGINE: Final = Path(__file__).parents[2] / "engine"
 _LIBRARIES: Final = tuple({Path(sysconfig.get_path(name)).resolve() for name in ("stdlib", "platstdlib", "purelib")})
 _INSTALLED: Final = frozenset({"site-packages", "dist-packages"})
 # Names in a counted module: whether its assertions can be negated, and the modules its functions import.
-_TURNABLE: Final = "@scripted_turnable"
+_NEGATABLE: Final = "@scripted_negatable"
 _IMPORTED: Final = "@scripted_imports"
 # Objects that may hold functions, besides modules, their classes and other functions.
 _HOLDERS: Final = (
@@ -75,10 +75,10 @@ class Measured:
         self._modules = len(sys.modules)
 
     def __enter__(self) -> None:
-        self._outer, _now.asked = _now.asked, self
+        self._outer, _now.measured = _now.measured, self
 
     def __exit__(self, *_exc: object) -> None:
-        _now.asked = self._outer
+        _now.measured = self._outer
 
     def made(self, value: Any) -> None:
         """Keep a helper's generator until it has begun to run."""
@@ -167,11 +167,11 @@ def asserting_nothing(name: str) -> str:
 class _Now:
     """The current measurement, one per process.
 
-    ``turned`` is the site whose assertion is negated; ``read`` reads attributes for the script.
+    ``negated`` is the site whose assertion is negated; ``read`` reads attributes for the script.
     """
 
-    asked: Measured | None = None
-    turned: Site | None = None
+    measured: Measured | None = None
+    negated: Site | None = None
     read: Callable[[object, str], object] = getattr
 
 
@@ -187,11 +187,11 @@ class _Hooks:
         self._sites = sites
 
     def reached(self, number: int) -> None:
-        if _now.asked is not None:
+        if _now.measured is not None:
             site = self._sites[number]
-            _now.asked.executed[site] = _now.asked.executed.get(site, 0) + 1
+            _now.measured.executed[site] = _now.measured.executed.get(site, 0) + 1
             if site.is_assertion:
-                _now.asked.failing.add(site)
+                _now.measured.failing.add(site)
 
     def asserting(self, number: int, function: object) -> object:
         """Count the call of a function whose name says that it asserts, unless its own assertions are counted."""
@@ -200,15 +200,15 @@ class _Hooks:
         return function
 
     def held(self, number: int) -> None:
-        if _now.asked is not None:
-            _now.asked.failing.discard(self._sites[number])
+        if _now.measured is not None:
+            _now.measured.failing.discard(self._sites[number])
 
     def elements(self, number: int, elements: Iterable[object]) -> Iterable[object]:
-        return elements if _now.asked is None else _now.asked.asked_of_all(self._sites[number], elements)
+        return elements if _now.measured is None else _now.measured.asked_of_all(self._sites[number], elements)
 
-    def is_turned(self, number: int) -> bool:
+    def is_negated(self, number: int) -> bool:
         """Return whether this assertion is the negated one."""
-        return _now.turned is not None and self._sites[number] == _now.turned
+        return _now.negated is not None and self._sites[number] == _now.negated
 
     def read(self, owner: object, attribute: str) -> object:
         return _now.read(owner, attribute)
@@ -218,24 +218,24 @@ class _Hooks:
         return Among(container) if isinstance(container, set | frozenset | dict | KeysView) else container
 
     def made(self, value: Any) -> object:
-        if _now.asked is not None:
+        if _now.measured is not None:
             if isinstance(value, _Made):
-                _now.asked.made(value)
+                _now.measured.made(value)
             elif type(value) in (list, tuple):
                 for one in value:
                     if isinstance(one, _Made):
-                        _now.asked.made(one)
+                        _now.measured.made(one)
         return value
 
 
 @contextlib.contextmanager
-def turn_round(site: Site) -> Iterator[None]:
+def negate(site: Site) -> Iterator[None]:
     """Negate this assertion while the context is open."""
-    _now.turned = site
+    _now.negated = site
     try:
         yield
     finally:
-        _now.turned = None
+        _now.negated = None
 
 
 @contextlib.contextmanager
@@ -248,7 +248,7 @@ def reading_by(read: Callable[[object, str], object]) -> Iterator[None]:
         _now.read = getattr
 
 
-def count_assertions(function: Callable[..., object], *, turnable: bool = False) -> bool:
+def count_assertions(function: Callable[..., object], *, negatable: bool = False) -> bool:
     """Count assertions in a script's file and its helpers' files; False if the script's source cannot be found."""
     function = inspect.unwrap(function)
     function = getattr(function, "__func__", function)
@@ -262,8 +262,8 @@ def count_assertions(function: Callable[..., object], *, turnable: bool = False)
         file = names.get("__file__")
         if not isinstance(file, str) or not _is_of_the_project(file):
             continue
-        if HOOKS not in names or (turnable and not names[_TURNABLE]):
-            _count_in(names, file, turnable=turnable)
+        if HOOKS not in names or (negatable and not names[_NEGATABLE]):
+            _count_in(names, file, negatable=negatable)
         left += _imported(names)
     return HOOKS in function.__globals__
 
@@ -305,15 +305,15 @@ def _names_in(code: types.CodeType, *loaded: str) -> frozenset[str]:
     return frozenset(names)
 
 
-def _count_in(names: dict[str, Any], file: str, *, turnable: bool) -> None:
+def _count_in(names: dict[str, Any], file: str, *, negatable: bool) -> None:
     """Replace the code of every function in a module with its instrumented code."""
     try:
-        source = counted(Path(file).read_bytes(), file, turnable=turnable)
+        source = counted(Path(file).read_bytes(), file, negatable=negatable)
     except (OSError, SyntaxError):
         return
     made = _functions_in(source.code)
     _sites[file] = source.sites
-    names[HOOKS], names[_TURNABLE] = _Hooks(source.sites), turnable
+    names[HOOKS], names[_NEGATABLE] = _Hooks(source.sites), negatable
     package = names.get("__package__") or ""
     names[_IMPORTED] = [resolve_name(name, package) for name in source.imported if package or name[0] != "."]
     _add_rewriting(names)

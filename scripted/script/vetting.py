@@ -39,7 +39,7 @@ from scripted.script.child import ChildDied, ChildLate, run_in_child
 from scripted.script.context import NEVER_REACHED, BaseContext
 from scripted.script.counted_source import Site
 from scripted.script.interruptions import Verdict
-from scripted.script.measure import Measured, count_assertions, raises_itself, reading_by, turn_round
+from scripted.script.measure import Measured, count_assertions, negate, raises_itself, reading_by
 from scripted.script.on_adapters import ScriptEnded, script_runner
 from scripted.script.scripted_test import ScriptedTest
 from scripted.script.source import ScriptFunction, code_of
@@ -304,7 +304,7 @@ class _Runs:
 
     def measured(self) -> tuple[Measured, tuple[str, ...]]:
         """Run without a mutant; return its assertions and the mutants of the code that ran. May raise ScriptError."""
-        count_assertions(self.test.script, turnable=True)
+        count_assertions(self.test.script, negatable=True)
         codes = self.codes
         self.longest = self.test.options.max_steps
         first = self._run(None, codes)
@@ -333,7 +333,7 @@ class _Runs:
     def holds_both_ways(self, site: Site) -> bool:
         if not site.is_assertion or site.always_fails:
             return False
-        with turn_round(site):
+        with negate(site):
             return self.failure_with(None) is None
 
     def failure_with(self, bug: str | None) -> Exception | None:

@@ -165,7 +165,7 @@ class SdkOracle(Oracle[Event, Stepped, SdkMachine, SimulatedRunner]):
         if stepped.microbatch is not None:
             self._check_batch(pipeline.understood or stepped.microbatch, pipeline)
             # They compute it again, or end with an error.
-            self.account.fail(pipeline.spoilt)
+            self.account.fail(pipeline.corrupted)
         if pipeline.violation is not None:
             raise pipeline.violation
 

@@ -39,7 +39,7 @@ from scripted.sdk.request_tokens import RequestTokens
 
 # The content of a slot whose KV did not arrive or was computed from such a slot; and the token sampled from such KV,
 # which no model samples.
-_SPOILT: Final = -1
+_CORRUPT: Final = -1
 _NONSENSE: Final = 999_999_999
 
 
@@ -82,8 +82,8 @@ class SimulatedRunner:
         # Requests whose KV is missing because a batch failed, with the first missing position.
         self._missing: dict[str, int] = {}
         # Requests of the last batch that were computed from KV that did not arrive.
-        self.spoilt: set[str] = set()
-        self._may_be_spoilt = False
+        self.corrupted: set[str] = set()
+        self._may_be_corrupt = False
         # Requests whose scheduler accepted fewer guesses than the device had verified, with their next position.
         self.shortened: dict[str, int] = {}
 
@@ -221,14 +221,14 @@ class SimulatedRunner:
         for share in batch.shares:
             self._check_states(share)
             self._check_rings(share)
-        self.spoilt = set()
+        self.corrupted = set()
         # A share that computes missing KV restores it for later shares.
         for share in sorted(batch.shares, key=lambda share: share.start):
-            if self._is_spoilt(share):
-                self._spoil(share)
+            if self._is_corrupt(share):
+                self._corrupt(share)
             else:
                 self._write(share)
-        said = [self._nonsense(share) if share.rid in self.spoilt else self._read(share) for share in batch.shares]
+        said = [self._nonsense(share) if share.rid in self.corrupted else self._read(share) for share in batch.shares]
         self._mirror(batch)
         drafts = tuple(self._guess(share.rid, bool(ids)) for share, ids in zip(batch.shares, said, strict=True))
         self._done.append(
@@ -296,7 +296,7 @@ class SimulatedRunner:
 
     def _load(self, load: Load) -> None:
         """Write loaded KV, and mark the slots whose KV did not arrive."""
-        self._may_be_spoilt |= bool(load.missing)
+        self._may_be_corrupt |= bool(load.missing)
         if load.said:
             request = self._requests[load.rid]
             request.cut(len(load.token_ids))
@@ -310,7 +310,7 @@ class SimulatedRunner:
             there = fingerprints[start + 1 :]
             if load.missing:
                 lost = {index for index, block in enumerate(block_ids) if block in load.missing}
-                there = [_SPOILT if at // self._size in lost else one for at, one in enumerate(there, start)]
+                there = [_CORRUPT if at // self._size in lost else one for at, one in enumerate(there, start)]
             self._store(block_ids, start, there)
         for ring in () if load.missing else load.rings:
             self._fill(ring, fingerprints, ring.begins(end - 1), end)
@@ -319,18 +319,18 @@ class SimulatedRunner:
             self._states[block], self._written[block] = fingerprints[-1], self._flushes
             self._blocks.pop(block, None)
 
-    def _is_spoilt(self, share: Share) -> bool:
-        if not self._may_be_spoilt:
+    def _is_corrupt(self, share: Share) -> bool:
+        if not self._may_be_corrupt:
             return False
         slots: list[int] = []
         for block in share.block_ids[: -(-share.start // self._size)]:
             slots += self._blocks.get(block, [0] * self._size)
-        return _SPOILT in slots[: share.start]
+        return _CORRUPT in slots[: share.start]
 
-    def _spoil(self, share: Share) -> None:
-        self.spoilt.add(share.rid)
+    def _corrupt(self, share: Share) -> None:
+        self.corrupted.add(share.rid)
         end = min(share.start + share.count, len(share.block_ids) * self._size)
-        self._store(share.block_ids, share.start, [_SPOILT] * (end - share.start))
+        self._store(share.block_ids, share.start, [_CORRUPT] * (end - share.start))
 
     def _store(self, block_ids: Sequence[int], first: int, there: Sequence[int]) -> None:
         """Store these fingerprints in the slots from position ``first`` on."""

@@ -75,7 +75,7 @@ class Decisions:
         for step, branch in self._decided:
             if time.process_time() > until:
                 break
-            if self._mends(branch, step):
+            if self._makes_pass(branch, step):
                 return branch
         return None
 
@@ -89,7 +89,7 @@ class Decisions:
                 needed |= here - _places(lines)
         return frozenset(needed)
 
-    def _mends(self, branch: Branch, step: int) -> bool:
+    def _makes_pass(self, branch: Branch, step: int) -> bool:
         """Return whether the run passes without refusing more requests, since a refused request breaks no promise."""
         function = self._functions.get(branch.code)
         if function is None:

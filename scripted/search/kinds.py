@@ -41,7 +41,7 @@ _SLIP_S: Final = 1.5
 # Two failures with a smaller share of lines in common have different causes: any two events share some lines. The share
 # depends on what else the two have in common: how they fail, and more if their wrong decisions differ; or the simplest
 # failure alone, if neither has a wrong decision; or the wrong decision alone. A branch that leaves nothing to compute
-# mends failures of any cause.
+# makes failures of any cause pass.
 _ALIKE: Final = 0.3
 _ALIKE_BUT_DECIDED: Final = 0.6
 _OF_ONE_ROOT: Final = 0.5
@@ -256,9 +256,9 @@ class Sorter:
         if not self._is_only_here(schedule, signature):
             self.in_both += 1
             return
-        mended = self._mended(schedule, signature)
-        if mended is not None:
-            mended.seen += 1
+        known = self._known_by_fix(schedule, signature)
+        if known is not None:
+            known.seen += 1
             return
         self._retell(signature)
         for _ in range(_LAYERS):
@@ -301,7 +301,7 @@ class Sorter:
             self._not_retold.remove((kind, whole))
             self.kinds += _retold(kind, whole, signature) or [kind]
 
-    def _mended(self, schedule: Schedule, signature: str) -> Kind | None:
+    def _known_by_fix(self, schedule: Schedule, signature: str) -> Kind | None:
         """Return the known defect whose fix takes this failure away; the first of several that are needed together."""
         parts = parts_of(schedule)
         likely = sorted(self.kinds, key=lambda kind: (not any(shape <= parts for shape in kind.shapes), -kind.seen))
@@ -519,7 +519,7 @@ def _fails(schedule: Schedule | None, signature: str) -> bool:
 
 
 def _fails_fixed(schedule: Schedule, signature: str, defects: Collection[Defect]) -> bool:
-    """Return whether a schedule fails like this although these defects are mended."""
+    """Return whether a schedule fails like this although these defects are fixed."""
     with all_fixed(defects):
         return _fails(schedule, signature)
 

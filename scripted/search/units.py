@@ -74,7 +74,7 @@ class SearchPlan(msgspec.Struct, frozen=True, kw_only=True):
     ``schedules``, ``seconds`` and ``cpu_seconds`` of process time bound it. Without targets it generates them
     endlessly, starting with number ``generated_from``. ``events`` is how many events the exhaustive strategy adds at a
     time. ``ray`` is the address of a Ray cluster, 'local' to start one, None for local processes. ``fixed`` are known
-    defects that are mended for the search.
+    defects with whose fixes it runs.
     """
 
     targets: tuple[str, ...] = ()

@@ -22,7 +22,7 @@ class LiveDevice:
 
     understood: Batch | None = None
     violation: Violation | None = None
-    spoilt: frozenset[str] = frozenset()
+    corrupted: frozenset[str] = frozenset()
     # Withdrawn outputs; there are none without guesses.
     shortened: Mapping[str, int] = MappingProxyType({})
     from_logits: frozenset[str] = frozenset()

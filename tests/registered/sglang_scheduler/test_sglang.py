@@ -235,7 +235,7 @@ def test_a_reversed_branch_has_no_effect_on_later_runs() -> None:
     queueing = [one for one in decisions._decided if "if add_to_grammar_queue" in str(one[1])]
     assert queueing
     for step, branch in queueing:
-        decisions._mends(branch, step)
+        decisions._makes_pass(branch, step)
     assert record(schedule)[1] == before
 
 

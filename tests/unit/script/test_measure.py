@@ -13,8 +13,8 @@ from typing import Any
 import pytest
 
 from scripted.core.errors import BadCall
-from scripted.script.counted_source import turned
-from scripted.script.measure import Measured, count_assertions, turn_round
+from scripted.script.counted_source import negated
+from scripted.script.measure import Measured, count_assertions, negate
 
 SOURCE = """
 import ast
@@ -143,13 +143,13 @@ def test_counted_assertions_are_introspected(module: types.ModuleType) -> None:
         module.fails()
 
 
-def test_one_assertion_is_turned_round(module: types.ModuleType) -> None:
-    assert count_assertions(module.asks, turnable=True)
+def test_one_assertion_is_negated(module: types.ModuleType) -> None:
+    assert count_assertions(module.asks, negatable=True)
     (site,) = [one for one in _measured(module.asks, [1]).executed if "all" in one.text]
     module.asks([1])
-    with turn_round(site), pytest.raises(AssertionError):
+    with negate(site), pytest.raises(AssertionError):
         module.asks([1])
-    with turn_round(site):
+    with negate(site):
         module.asks([-1])
     with pytest.raises(AssertionError):
         module.asks([-1])
@@ -157,7 +157,7 @@ def test_one_assertion_is_turned_round(module: types.ModuleType) -> None:
 
 def test_patterns_are_left_alone(module: types.ModuleType) -> None:
     """Such a file could not be compiled with counters."""
-    assert count_assertions(module.matches, turnable=True)
+    assert count_assertions(module.matches, negatable=True)
     assert _measured(module.matches, types.SimpleNamespace(kind=ast.Add)).assertions == 1
 
 
@@ -177,4 +177,4 @@ def test_patterns_are_left_alone(module: types.ModuleType) -> None:
     ],
 )
 def test_the_other_way_round(condition: str, other: str) -> None:
-    assert ast.unparse(turned(ast.parse(condition, mode="eval").body)) == other
+    assert ast.unparse(negated(ast.parse(condition, mode="eval").body)) == other

@@ -112,7 +112,7 @@ def named(words: str) -> Failure:
 def test_the_less_two_failures_share_the_more_lines_they_need_in_common(
     fails: str, decisions: tuple[str, str], root: str, lines: int, is_one: bool
 ) -> None:
-    """A branch that leaves nothing to compute mends any failure, and one defect may shrink to another's failure."""
+    """A branch that leaves nothing to compute lets any failure pass, and one defect may shrink to another's failure."""
     schedule = Schedule.parse(RACE)
     one, other = (Kind(Finding(RACE, (), named(how)), schedule, named(how)) for how in ("alike", fails))
     one.is_examined = other.is_examined = True
@@ -195,7 +195,7 @@ def test_a_known_defect_is_counted_and_one_that_no_longer_comes_is_named() -> No
     assert [(kind.defect, kind.seen) for kind in sorter.kinds] == [(known, 1)]
 
 
-def test_the_wrong_decision_is_the_branch_that_mends() -> None:
+def test_the_wrong_decision_is_the_branch_whose_reversal_passes() -> None:
     with switched_on(FLUSH):
         branch = Decisions(Schedule.parse(RACE)).wrong()
     assert branch is not None
