@@ -163,6 +163,8 @@ def _arguments() -> argparse.Namespace:
     unknown = set(arguments.own) - set(_OWN)
     if unknown:
         parser.error(f"--own must name some of {', '.join(_OWN)}, got {', '.join(sorted(unknown))}")
+    if threads := os.environ.get("OMP_NUM_THREADS"):
+        parser.error(f"OMP_NUM_THREADS={threads} bounds the threads of some servers and not of others: unset it")
     for name, modules in _NEEDED.items():
         if (python := getattr(arguments, f"{name}_python")) is not None and (why := _why_not(python, modules)):
             parser.error(f"--{name}-python must be able to import {' and '.join(modules)}, but: {why}")
