@@ -340,3 +340,14 @@ def test_links_lead_somewhere(page):
         there = page.parent / file if file else page
         assert "://" in target or there.exists(), target
         assert "://" in target or not anchor or anchor in anchors_of(there), target
+
+
+SITE = (ROOT / "docs", ROOT / "benchmarks/tables")
+
+
+@every_case("page", [page for page in PAGES if any(map(page.is_relative_to, SITE))])
+def test_links_of_the_site_stay_in_it(page):
+    """F: `make docs` was red because a page linked to README."""
+    for target in re.findall(r"\]\(([^)#\s]+)", page.read_text()):
+        there = (page.parent / target).resolve()
+        assert "://" in target or any(map(there.is_relative_to, SITE)), target
