@@ -95,7 +95,9 @@ class SearchPlan(msgspec.Struct, frozen=True, kw_only=True):
     @contextmanager
     def switched_on(self) -> Iterator[None]:
         """Switch the mutant and the fixes on in this process while the context is open."""
-        with all_fixed(self.fixed), switched_on(adapter_named(self.adapter), self.mutant):
+        # An adapter makes its scheduler importable, so a worker process loads it before it edits the scheduler.
+        adapter = adapter_named(self.adapter)
+        with all_fixed(self.fixed), switched_on(adapter, self.mutant):
             yield
 
 

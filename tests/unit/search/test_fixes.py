@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -12,6 +13,7 @@ from typer.testing import CliRunner
 
 from scripted import api
 from scripted.cli import app
+from scripted.core.adapters import adapter_named
 from scripted.core.defects import Defect, all_fixed, fixable, read_defects
 from scripted.core.edits import Edit, EditDoesNotFit
 from scripted.core.refusals import ScriptDefinitionError
@@ -19,7 +21,7 @@ from scripted.core.schedule import Schedule
 from scripted.search import kinds
 from scripted.search.execution import execute
 from scripted.search.kinds import Sorter
-from scripted.search.units import Finding
+from scripted.search.units import Finding, SearchPlan
 
 FLUSH, ABORT = "flush-ignores-in-flight", "abort-ignores-in-flight"
 RACE = "adapter=lockstep pp_size=4 pp_async_depth=2; 1 start a prompt=1; 4 flush"
@@ -147,6 +149,19 @@ def test_the_processes_of_a_search_have_the_fixes() -> None:
     broken = Defect(id="broken", fix=(Edit(IDLE.target, "not self.in_flight and self.update is None", "True"),))
     report = api.explore(RACE, jobs=2, fixed=[broken], schedules=3)
     assert report.failed
+
+
+def test_a_process_loads_the_adapter_before_it_fixes_the_scheduler(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without its adapter this scheduler cannot be imported, so that a fix did not fit."""
+    example = Path(__file__).parents[3] / "examples/your_scheduler/adapter.py"
+    monkeypatch.setattr(sys, "path", [one for one in sys.path if one != str(example.parent)])
+    for name in ("adapter", "scheduler"):
+        monkeypatch.delitem(sys.modules, name, raising=False)
+    adapter_named.cache_clear()
+    fix = Edit("scheduler:Scheduler._end", "self._give_back(request)", "pass")
+    plan = SearchPlan(adapter=str(example), fixed=(Defect(id="leaks", fix=(fix,)),))
+    with plan.switched_on():
+        assert str(execute(Schedule.parse(f"adapter={example}; 1 start a prompt=4")).failure)
 
 
 @pytest.mark.usefixtures("broken")
