@@ -134,6 +134,8 @@ class SglangMachine:
         self._abort_sent: set[str] = set()
         self._pause: str | None = None
         self._held: list[Add] = []
+        # Whether the loop has taken a turn in this pause.
+        self._stands_still = False
         # The call of an aborting pause until no request is left; it holds the lock of all pauses and resumes.
         self._ending: str | None = None
         self._behind: deque[Event] = deque()
@@ -286,7 +288,8 @@ class SglangMachine:
             return self._launch(is_processed=True)
         if not self._ingest():
             return None
-        if scheduler._engine_paused:  # noqa: SLF001 - as the loops ask it
+        self._stands_still = scheduler._engine_paused  # noqa: SLF001 - as the loops ask it
+        if self._stands_still:
             scheduler._record_scheduler_state_for_paused_engine()  # noqa: SLF001 - as above
             self._hear()
             return None
@@ -425,8 +428,10 @@ class SglangMachine:
         if self._front.flushed and locked:
             raise Violation(f"{event.call_id} empties the cache although {locked} tokens are locked")
         owned = self._rows - scheduler.req_to_token_pool.available_size()
-        # With a role, requests that wait for the other server own more than memory.
-        is_unjust = scheduler._engine_paused and not self._in_flight and not owned  # noqa: SLF001 - as the loops ask it
+        # With a role, requests that wait for the other server own more than memory. Before the pause's first turn a
+        # running loop would refuse the flush too: only a turn drops what has just ended.
+        is_paused = scheduler._engine_paused and self._stands_still  # noqa: SLF001 - as the loops ask it
+        is_unjust = is_paused and not self._in_flight and not owned
         # A request that is prefetched owns host memory, also after the read while a pause keeps it from being added.
         is_still = self.host.is_known and self.host.is_quiet and not self.host.prefetched
         if not self._front.flushed and is_unjust and self.role.transfers is None and is_still:

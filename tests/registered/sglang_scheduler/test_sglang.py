@@ -38,7 +38,7 @@ from scripted.core.forks import Frozen
 from scripted.core.mutant import Mutant
 from scripted.core.refusals import ScriptDefinitionError
 from scripted.core.schedule import Schedule
-from scripted.sdk.messages import Record
+from scripted.sdk.messages import Answer, Record
 from scripted.sdk.standalone import text_of, write_standalone
 from scripted.search.decisions import Decisions
 from scripted.search.execution import execute, record
@@ -319,6 +319,17 @@ def test_a_paused_scheduler_may_refuse_a_flush_while_a_prefetch_fills_the_host()
     for step in (1, 3):
         schedule = f"{tiered}; 1 start a prompt=5 new=1; 1 pause mode=in_place; {step} flush"
         assert execute(Schedule.parse(schedule, of="sglang")).failure is None
+
+
+def test_a_flush_is_judged_from_the_first_turn_of_a_pause_on() -> None:
+    """One that comes with the pause finds a request that has just ended, which a running loop would refuse as well."""
+    (busy,) = [one for one in rows_of("sglang", ADAPTER.version()) if one.id == "sglang-finished-request-keeps-busy"]
+    ended = "disable_overlap_schedule=True; 1 start a prompt=1 new=1; 2 pause mode=in_place"
+    unpaused = records_of("disable_overlap_schedule=True; 1 start a prompt=1 new=1; 2 flush")
+    assert [one.ok for record in unpaused for one in record.stepped.replies if isinstance(one, Answer)] == [False, True]
+    assert "is refused, although no request owns memory" in failure_of(f"{ended}; 3 flush")
+    with busy.fixed():
+        assert failure_of(f"{ended}; 2 flush") == failure_of(f"{ended}; 3 flush") == ""
 
 
 def test_a_flush_that_a_pause_alone_refuses_is_seen_beside_a_storage(monkeypatch: pytest.MonkeyPatch) -> None:
