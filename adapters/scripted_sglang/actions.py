@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, ClassVar, Final
+from typing import TYPE_CHECKING, ClassVar, Final
 
 from scripted.core.action import Action, Culprit, SearchBase, verb
 from scripted.core.errors import BadCall
@@ -23,30 +23,24 @@ TIERS: Final = ("host", "storage")
 class _OfHost(SignalAction, frozen=True, kw_only=True, omit_defaults=True):
     """Base of the actions that need a host tier."""
 
+    needs: ClassVar = "enable_hierarchical_cache"
     needed: ClassVar = "enable_hierarchical_cache=True, which this configuration lacks"
 
     @property
     def culprit(self) -> Culprit:
         return Culprit.HARDWARE
 
-    @classmethod
-    def is_known(cls, config: Any) -> bool:
-        return bool(config.enable_hierarchical_cache)
-
 
 class _OfStorage(SignalAction, frozen=True, kw_only=True, omit_defaults=True):
     """Base of the actions that need storage."""
 
     is_extra: ClassVar = True
+    needs: ClassVar = "has_storage"
     needed: ClassVar = "hicache_storage_backend='dynamic', which this configuration lacks"
 
     @property
     def culprit(self) -> Culprit:
         return Culprit.CONNECTOR
-
-    @classmethod
-    def is_known(cls, config: Any) -> bool:
-        return bool(config.has_storage)
 
 
 class HoldTier(_OfHost, frozen=True, kw_only=True, omit_defaults=True, tag="hold-tier"):
