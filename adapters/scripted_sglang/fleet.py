@@ -13,7 +13,6 @@ from typing import Any, Final
 import msgspec
 
 from scripted.core.action import Action
-from scripted.core.errors import BadCall
 from scripted.core.forks import Frozen
 from scripted.core.mutant import read_mutants
 from scripted.core.states import UnreadableState
@@ -21,6 +20,7 @@ from scripted.core.violation import Violation
 from scripted.fleets.adapter import FleetAdapter
 from scripted.fleets.machine import FleetConfig, FleetEvent, FleetMachine, FleetRun, MemberRun, SearchedMember
 from scripted.fleets.space import FleetSpace
+from scripted.script.fleet import role_in
 from scripted.sdk import Abort, Add, Load, Refused, Resume, Signal, Tokens
 from scripted.sdk.actions import message_of
 from scripted.search.mutant_search import Found
@@ -62,7 +62,6 @@ SERVER: Final = adapter_of(
     undoing=(ReleaseTiers(),),
     mutants=MUTANTS,
 )
-_ROLES: Final = {"p": "prefill", "d": "decode"}
 _WAKE: Final = Signal(name="transfers")
 # A room consists of the engine's number and the request's number there.
 _ROOMS: Final = 1000
@@ -360,16 +359,12 @@ class SglangMember(SearchedMember):
         self.said.append((sender, Written(pages.chunk)))
 
 
-def _config_of(config: SglangSettings, name: str) -> SglangSettings:
-    # In a fleet, no name is a prefix of another: the room identifies the request.
-    return msgspec.structs.replace(config, disaggregation_mode=_ROLES[name[0]], client_rids=False)
-
-
 class SglangFleets(FleetAdapter):
     """Fleets of SGLang's schedulers."""
 
     name = NAME
     of = SERVER.name
+    roles: Mapping[str, str] = {"p": "prefill", "d": "decode"}
     inner_actions = tuple(SERVER.actions)
     space = FleetSpace(NAME, lambda: SERVER.space, left_out=("disaggregation_mode", "client_rids", "router_tells_both"))
     workloads: Mapping[str, str] = {
@@ -410,15 +405,10 @@ class SglangFleets(FleetAdapter):
     def part_adapter(self) -> str:
         return SGLANG.name
 
-    def role_of(self, name: str) -> str:
-        role = _ROLES.get(name[:1])
-        if role is None or not name.isidentifier():
-            raise BadCall(f"a server of a fleet is called p... or d..., which prefill and decode, got {name!r}")
-        return role
-
     def config_of(self, config: FleetConfig[SglangSettings], name: str) -> SglangSettings:
-        self.role_of(name)
-        return _config_of(config.engine, name)
+        # In a fleet, no name is a prefix of another: the room identifies the request.
+        mode = role_in(self.roles, name)
+        return msgspec.structs.replace(config.engine, disaggregation_mode=mode, client_rids=False)
 
     def new_member(self, machine: FleetMachine, config: FleetConfig, name: str, *, record: bool) -> SglangMember:
         run = RoutedRun(self.config_of(config, name), self.of, machine.clock, record=record)

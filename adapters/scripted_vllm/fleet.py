@@ -12,13 +12,13 @@ from typing import Any, ClassVar, Final
 
 import msgspec
 
-from scripted.core.errors import BadCall
 from scripted.core.forks import Frozen
 from scripted.core.states import StateReader
 from scripted.core.violation import Violation
 from scripted.fleets.adapter import FleetAdapter
 from scripted.fleets.machine import FleetConfig, FleetMachine, FleetRun, MemberRun, SearchedMember
 from scripted.fleets.space import FleetSpace
+from scripted.script.fleet import role_in
 from scripted.sdk import Abort, Add, Refused, Signal, Tokens
 from scripted.sdk.actions import message_of
 from scripted_vllm.actions import (
@@ -35,7 +35,6 @@ from scripted_vllm.config import VllmSettings
 from scripted_vllm.ids import rid_of
 
 NAME: Final = "vllm-fleet"
-_ROLES: Final = {"p": "kv_producer", "d": "kv_consumer"}
 _NOT_HERE: Final = (OfferPrefixes, HoldCompilation, ReleaseCompilation, SendMore, EndSession)
 _LEFT_OUT: Final = {
     "sliding_window", "attention_chunk_size", "mamba_cache_mode", "prefix_match_unit", "kv_connector", "kv_role",
@@ -363,6 +362,7 @@ class VllmFleets(FleetAdapter):
 
     name = NAME
     of = "vllm"
+    roles: Mapping[str, str] = {"p": "kv_producer", "d": "kv_consumer"}
     inner_actions = tuple(kind for kind in VLLM.actions if kind not in _NOT_HERE)
     space = FleetSpace(NAME, lambda: VLLM.space, left_out=_LEFT_OUT)
     workloads: Mapping[str, str] = {
@@ -376,14 +376,8 @@ class VllmFleets(FleetAdapter):
         'b prompt=15 seed=1 new=6"; 3 begin on=d0 do="start c prompt=13 seed=2 new=3"',
     }
 
-    def role_of(self, name: str) -> str:
-        role = _ROLES.get(name[:1])
-        if role is None or not name.isidentifier():
-            raise BadCall(f"a scheduler of a fleet is called p... or d..., which produce and consume KV, got {name!r}")
-        return role
-
     def config_of(self, config: FleetConfig[VllmSettings], name: str) -> VllmSettings:
-        role, saves = self.role_of(name), name[0] == "p"
+        role, saves = role_in(self.roles, name), name[0] == "p"
         return msgspec.structs.replace(
             config.engine, kv_connector="async", kv_role=role, kv_saves=saves, kv_offered_tokens=0
         )

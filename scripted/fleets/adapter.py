@@ -36,6 +36,7 @@ from scripted.fleets.machine import (
     merged,
 )
 from scripted.report.step_log import ShownStep, StepLog
+from scripted.script.fleet import role_in
 from scripted.search.generated import Space
 
 # The machines for which a schedule of one machine is retold, the machine of its events, and their largest delay.
@@ -47,11 +48,12 @@ class FleetAdapter(
 ):
     """Implements the adapter protocol for fleets of machines of the adapter ``of``.
 
-    ``inner_actions`` are the actions on one machine that a fleet has; ``more_actions`` are further ones for this kind
-    of fleet.
+    ``roles`` are the roles by the first letter of a machine's name. ``inner_actions`` are the actions on one machine
+    that a fleet has; ``more_actions`` are further ones for this kind of fleet.
     """
 
     of: str
+    roles: Mapping[str, str]
     space: Space
     workloads: Mapping[str, str]
     inner_actions: tuple[type[Action], ...]
@@ -80,10 +82,6 @@ class FleetAdapter(
     # -- defined by each kind of fleet --
 
     @abstractmethod
-    def role_of(self, name: str) -> str:
-        """Return the role of a machine. Raises BadCall."""
-
-    @abstractmethod
     def config_of(self, config: FleetConfig, name: str) -> object:
         """Return the configuration of one machine. Raises its adapter's errors."""
 
@@ -99,7 +97,7 @@ class FleetAdapter(
         names = tuple(values.pop("engines", "p0,d0").split(","))
         config = FleetConfig(self.inner.read_config(values), names)
         for name in names:
-            self.role_of(name)
+            role_in(self.roles, name)
         return config
 
     def config_words(self, config: FleetConfig) -> Mapping[str, ConfigValue]:

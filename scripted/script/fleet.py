@@ -7,11 +7,20 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Generic, Protocol, TypeVar, runtime_checkable
 
 from scripted.core.errors import BadCall
 from scripted.core.violation import Violation
+
+
+def role_in(roles: Mapping[str, str], name: object) -> str:
+    """Return the role of a machine by the first letter of its name. Raises BadCall for a name without a role."""
+    role = roles.get(name[:1]) if isinstance(name, str) and name.isidentifier() else None
+    if role is None:
+        known = ", ".join(f"{letter}... ({role})" for letter, role in roles.items())
+        raise BadCall(f"an engine of a fleet is called by its role, {known}, got {name!r}")
+    return role
 
 
 @runtime_checkable

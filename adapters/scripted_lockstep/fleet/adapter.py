@@ -33,7 +33,7 @@ from scripted_lockstep.fleet.members import SearchedEngine
 from scripted_lockstep.fleet.roles import DECODE
 from scripted_lockstep.run_forks import STATES, FrozenRun
 from scripted_lockstep.script.execution import ScriptSucceeded
-from scripted_lockstep.script.fleet import role_of
+from scripted_lockstep.script.fleet import ROLES, config_of
 
 NAME: Final = "lockstep-fleet"
 # Actions that an engine of a fleet lacks, or that a fleet replaces.
@@ -51,6 +51,7 @@ class LockstepFleets(FleetAdapter):
 
     name = NAME
     of = DEFAULT_ADAPTER
+    roles = ROLES
     inner_actions = tuple(kind for kind in all_actions() if kind not in _NOT_HERE)
     space = FleetSpace(
         NAME,
@@ -67,11 +68,8 @@ class LockstepFleets(FleetAdapter):
         '; 3 begin on=d0 do="start c prompt=33 seed=2"; 4 begin on=d1 do="start e prompt=50"',
     }
 
-    def role_of(self, name: str) -> str:
-        return role_of(name)
-
     def config_of(self, config: FleetConfig[EngineConfig], name: str) -> EngineConfig:
-        return config.engine.model_copy(update={"role": role_of(name)})
+        return config_of(name, config.engine)
 
     def new_member(self, machine: FleetMachine, config: FleetConfig, name: str, *, record: bool) -> SearchedEngine:
         run = MemberRun(self.config_of(config, name), DEFAULT_ADAPTER, machine.clock, record=record)

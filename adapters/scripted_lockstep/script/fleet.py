@@ -26,10 +26,10 @@ from engine.core.messages import (
     ReleasePressure,
 )
 from engine.core.scheduler import StepResult
-from scripted.core.errors import BadCall, NotIdle
+from scripted.core.errors import NotIdle
 from scripted.core.violation import Violation
 from scripted.report.step_log import EngineLog, FleetLog, Message, Said, ShownStep, StepLog
-from scripted.script.fleet import BaseFleet
+from scripted.script.fleet import BaseFleet, role_in
 from scripted.script.wait import Steps
 from scripted_lockstep.script.fleet_traffic import ConnectedEngine
 from scripted_lockstep.script.handle import RequestHandle
@@ -278,12 +278,7 @@ def _words(said: Any) -> str:
 
 def role_of(name: str) -> str:
     """Return the role of an engine of this name. Raises BadCall for a name without one."""
-    role = ROLES.get(name[:1]) if isinstance(name, str) else None
-    if role is None or not name.isidentifier():
-        raise BadCall(
-            f"an engine of a fleet is called p..., d... or e..., which prefill, decode or do both, got {name!r}"
-        )
-    return role
+    return role_in(ROLES, name)
 
 
 def config_of(name: str, config: EngineConfig) -> EngineConfig:

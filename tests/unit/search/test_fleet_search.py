@@ -170,7 +170,7 @@ def test_one_that_drains_is_gone_when_it_is_done_and_asked_for_nothing_more() ->
 
 def test_a_configuration_has_a_role_for_each_name() -> None:
     assert adapter_named(NAME).read_config({"engines": "p0,d0"}) == FleetConfig(EngineConfig(), ("p0", "d0"))
-    with pytest.raises(BadCall, match=r"an engine of a fleet is called p\.\.\., d\.\.\. or e\.\.\., .* got 'x0'"):
+    with pytest.raises(BadCall, match=r"an engine of a fleet is called by its role, p\.\.\. \(prefill\), .* got 'x0'"):
         adapter_named(NAME).read_config({"engines": "x0,d0"})
 
 
