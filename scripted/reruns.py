@@ -87,13 +87,6 @@ def stands_in(where: str) -> tuple[Path, Sequence[Stand], Iterator[str]]:
     return path, stands, report_of(stands, _error_of(path))
 
 
-def _recording_of_server(url: str) -> Path:
-    adapter = adapter_named(DEFAULT_ADAPTER)
-    if not isinstance(adapter, AsksServers):
-        raise ScriptDefinitionError(f"the adapter {DEFAULT_ADAPTER} asks no servers, got {url}; give a recording")
-    return adapter.recording_of_server(url)
-
-
 def _error_of(path: Path) -> str:
     """Return the exception that ended the recorded engine; empty if none did."""
     end = read_flight(path).end if is_flight(path) else None

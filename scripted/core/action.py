@@ -200,11 +200,10 @@ class Action(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, forb
     """Base class of actions. The text of a clause is the tag followed by the fields.
 
     ``examples``: clauses without their steps, for requests a and b. ``event``: the type of event that the action
-    becomes, if any. ``phrase``: its name in reports.
-    ``is_start``: begins the request of its ``rid``. ``is_control``: acts on the world rather than on the scheduler,
-    before its step takes completions. ``is_fatal``: the engine serves nothing afterwards. ``is_extra``: a search adds
-    it with default fields; ``added_beside``: also to a workload that has an action with this tag. ``is_strict``: its
-    verb refuses to act on nothing. ``needs_open``: has no effect once every request has ended and every call has been
+    becomes, if any. ``phrase``: its name in reports. ``is_start``: begins the request of its ``rid``. ``is_control``:
+    acts on the world rather than on the scheduler, before its step takes completions. ``is_fatal``: the engine serves
+    nothing afterwards. ``is_extra``: a search adds it with default fields; ``added_beside``: also to a workload that
+    has an action with this tag. ``needs_open``: has no effect once every request has ended and every call has been
     answered. ``shell_words``: the shell's short words for its verbs, besides their names. ``search_turn``: its rank
     among the actions that a search tries at one step; ties keep the order of definition. ``part_of``: the kind of
     request, such as ``sessions``, whose lives consist of such actions; scenes of that kind have them.
@@ -218,7 +217,6 @@ class Action(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, forb
     is_fatal: ClassVar[bool] = False
     is_extra: ClassVar[bool] = False
     added_beside: ClassVar[str] = ""
-    is_strict: ClassVar[bool] = False
     needs_open: ClassVar[bool] = False
     shell_words: ClassVar[Mapping[str, str]] = {}
     search_turn: ClassVar[int] = 0

@@ -24,15 +24,14 @@ _FLEETS: Final = ("p0,d0", "p0,d0", "p0,p1,d0", "p0,d0,d1", "p0,p1,d0,d1")
 _CONVERSATIONS: Final = 0.3
 # How often a feature's values are drawn to find out what it needs.
 _TRIES: Final = 20
-_KINDS: Final = ("hold-link", "slow-link", "cut-link", "kill-engine", "drain-engine", "join-engine")
+_KINDS: Final = ("at", "hold-link", "slow-link", "cut-link", "kill-engine", "drain-engine", "join-engine")
 
 
 class FleetSpace(Generic[ConfigT]):
     """Implements ``scripted.search.generated.Space`` for the adapter of fleets ``of``.
 
     ``base`` draws the targets of one machine, without the features and settings ``left_out`` and without features that
-    need one of these. ``shared`` turns its configuration into the machines' common one. ``kinds`` are the adapter's
-    further events.
+    need one of these. ``shared`` turns its configuration into the machines' common one.
     """
 
     def __init__(
@@ -42,18 +41,16 @@ class FleetSpace(Generic[ConfigT]):
         *,
         left_out: Collection[str],
         shared: Callable[[ConfigT], ConfigT] = lambda config: config,
-        kinds: Collection[str] = (),
     ) -> None:
         self._of = of
         self._base = base
         self._left_out = left_out
         self._shared = shared
-        self._kinds = (*_KINDS, *kinds)
 
     @functools.cached_property
     def features(self) -> dict[str, tuple[str, ...]]:
         own = {name: levels for name, levels in self._base().features.items() if not self._is_left_out(name, levels[0])}
-        return {"engines": ("more",), **own, **dict.fromkeys((EVENT + kind for kind in ("at", *self._kinds)), ("on",))}
+        return {"engines": ("more",), **own, **dict.fromkeys((EVENT + kind for kind in _KINDS), ("on",))}
 
     def _is_left_out(self, name: str, level: str) -> bool:
         """Whether a feature of one machine is left out, or sets a setting that is left out."""

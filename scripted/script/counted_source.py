@@ -35,8 +35,7 @@ _OTHER_WAY: Final = dict(_OPPOSITES) | {other: one for one, other in _OPPOSITES}
 class Site(msgspec.Struct, frozen=True):
     """A check in a source: ``owner_line`` is the first line of its outermost function, including decorators.
 
-    ``is_assertion`` is false for checks that are not ``assert`` statements, such as ``pytest.raises``;
-    ``is_statement`` is true for calls that assert.
+    ``is_assertion`` is false for checks that are not ``assert`` statements, such as ``pytest.raises``.
     """
 
     file: str
@@ -44,7 +43,6 @@ class Site(msgspec.Struct, frozen=True):
     text: str
     owner_line: int
     is_assertion: bool = True
-    is_statement: bool = False
     always_fails: bool = False
 
 
@@ -134,7 +132,7 @@ class _Marker(ast.NodeTransformer):
         call = node.value
         if not isinstance(call, ast.Call) or not _asserts(call):
             return self.generic_visit(node)
-        number = self._add(node, ast.unparse(node), is_assertion=False, is_statement=True)
+        number = self._add(node, ast.unparse(node), is_assertion=False)
         self.generic_visit(node)
         call.func = ast.copy_location(_hook("asserting", number, call.func), call.func)
         return self._counted(number, node)

@@ -100,9 +100,9 @@ def server_of(schedule: Schedule) -> ServerDescription:
     return adapter.server if isinstance(adapter, DescribesServer) else UndescribedServer(adapter)
 
 
-def reach_of(schedule: Schedule, signature: str | None = None, *, workloads: int = WORKLOADS) -> MeasuredReach:
+def reach_of(schedule: Schedule, *, workloads: int = WORKLOADS) -> MeasuredReach:
     """Find the reach of a failing schedule. Raises ScriptDefinitionError for a passing one."""
-    _, failure = way_to_fail(schedule, signature)
+    _, failure = way_to_fail(schedule, None)
     if failure is None:
         raise ScriptDefinitionError(f"{str(schedule)!r} does not fail, so it has no reach to measure")
     least = _least_unusual(schedule, failure.signature)

@@ -18,12 +18,12 @@ from scripted.core.refusals import HarnessError, ScriptDefinitionError
 from scripted.core.schedule import Schedule
 from scripted.search.shrinking import way_to_fail
 
-WINDOW_BUDGET_S: Final = 60.0
+_BUDGET_S: Final = 60.0
 # A schedule with fewer events goes straight to shrinking.
 _LONG_EVENTS: Final = 24
 
 
-def cut_to_window(schedule: Schedule, *, budget_s: float = WINDOW_BUDGET_S) -> Schedule:
+def cut_to_window(schedule: Schedule) -> Schedule:
     """Return the window of a failing schedule that fails in the same way; return a passing schedule unchanged."""
     if len(schedule.placed) < _LONG_EVENTS:
         return schedule
@@ -38,7 +38,7 @@ def cut_to_window(schedule: Schedule, *, budget_s: float = WINDOW_BUDGET_S) -> S
             return False
         return found is not None and found.signature == failure.signature
 
-    window = _Window(schedule, fails, time.process_time() + budget_s)
+    window = _Window(schedule, fails, time.process_time() + _BUDGET_S)
     window.end_at(way(schedule).steps)
     window.try_(_without(schedule, (HoldResults, ReleaseResults)))
     window.try_(_without(window.best, (AdvanceClock,)))

@@ -7,12 +7,9 @@ in the order of these modules and of the classes in them.
 # isort: off
 from scripted_lockstep.actions.action import (
     EngineCall,
-    EngineAction,
-    Intervention,
     all_actions,
 )
 from scripted_lockstep.actions.calls import (
-    PAUSE_MODES,
     AbortEverything,
     BeginProfile,
     EndProfile,
@@ -37,13 +34,11 @@ from scripted_lockstep.actions.client_requests import AbortRequest, DisconnectCl
 # isort: on
 
 __all__ = [
-    "PAUSE_MODES",
     "AbortEverything",
     "AbortRequest",
     "BeginProfile",
     "DisconnectClient",
     "EndProfile",
-    "EngineAction",
     "EngineCall",
     "Evict",
     "FailGrammar",
@@ -53,7 +48,6 @@ __all__ = [
     "HoldGrammars",
     "HoldLoras",
     "HoldTransfers",
-    "Intervention",
     "KillStage",
     "LoraLoad",
     "LoraUnload",

@@ -134,7 +134,6 @@ class DisconnectClient(EngineAction, frozen=True, kw_only=True, omit_defaults=Tr
 
     examples: ClassVar = ("disconnect a",)
     event: ClassVar = Abort
-    is_strict: ClassVar[bool] = True
 
     @staticmethod
     @verb

@@ -161,7 +161,6 @@ class Press(Intervention, frozen=True, kw_only=True, omit_defaults=True, tag="pr
 
     examples: ClassVar = ("pressure pages=1", "pressure rows=0", "pressure unlocked=0", "pressure window=0")
     event: ClassVar = SetPressure
-    is_strict: ClassVar[bool] = True
 
     @staticmethod
     @verb
@@ -262,7 +261,6 @@ class Evict(Intervention, frozen=True, kw_only=True, omit_defaults=True, tag="ev
 
     examples: ClassVar = ("evict", "evict pages=1")
     event: ClassVar = EvictCache
-    is_strict: ClassVar[bool] = True
 
     @staticmethod
     @verb
