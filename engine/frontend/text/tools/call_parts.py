@@ -11,13 +11,12 @@ from collections.abc import Collection
 from typing import Any, Final
 
 from engine.frontend.text.reasoning import CallArguments, CallBegun, CallEnded, Content, Part, appended
+from engine.frontend.text.tools.called_names import NAMESPACE
 from engine.frontend.text.tools.json_values import is_object
 
 FENCE: Final = "```"
 # A line that is a Markdown fence, or the beginning of one.
 _FENCE_LINE = re.compile(r"`{1,3}|```[\w+-]{1,16}")
-# Models of other families write it before the name.
-_NAMESPACE: Final = "functions."
 _FENCES = re.compile(r"^[ \t]*```", re.MULTILINE)
 
 
@@ -80,7 +79,7 @@ class CallParts:
         self._take_fence()
         self._called = True
         self._arguments.clear()
-        plain = name.removeprefix(_NAMESPACE)
+        plain = name.removeprefix(NAMESPACE)
         self._parts.append(CallBegun(plain if name not in self._tools and plain in self._tools else name, call_id))
 
     def _take_fence(self) -> None:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Collection, Mapping
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
 from engine.frontend.text.incoming_text import IncomingText, Reading
 from engine.frontend.text.tools.argument_schemas import Properties
@@ -17,9 +17,9 @@ _LONGEST_BEGINNING = 256
 _NAME = re.compile(r"""\s*(?P<quote>["']?)(?P<name>[\w.-]*)(?P<end>["']?)""")
 _SIGN = re.compile(r"\s*[=:)]?\s*")
 _KEY = re.compile(r"[\w.-]*")
-# Models of other families write them around the name.
-_BEFORE_NAME = "functions."
-_AFTER_NAME = ".call"
+# Models of all families write them around the name.
+NAMESPACE: Final = "functions."
+_AFTER_NAME: Final = ".call"
 
 
 class CalledName(NamedTuple):
@@ -58,7 +58,7 @@ class CalledNames:
             return None if self._is_begun(found["name"] if found else "") else False
         if found is None or found["quote"] != found["end"]:
             return False
-        plain = found["name"].removeprefix(_BEFORE_NAME)
+        plain = found["name"].removeprefix(NAMESPACE)
         names = (found["name"], plain, plain.removesuffix(_AFTER_NAME))
         tool = next((name for name in names if name in self._tools), None)
         if tool is None:
@@ -75,9 +75,9 @@ class CalledNames:
 
     def _is_begun(self, written: str) -> bool:
         """Return whether a text is the beginning of a tool's name, with what may be around it."""
-        plain = written.removeprefix(_BEFORE_NAME)
+        plain = written.removeprefix(NAMESPACE)
         names = (f"{tool}{_AFTER_NAME}" for tool in self._tools)
-        return _BEFORE_NAME.startswith(written) or any(name.startswith((plain, written)) for name in names)
+        return NAMESPACE.startswith(written) or any(name.startswith((plain, written)) for name in names)
 
     def _follows(self, tool: str, rest: str, more: bool) -> bool | None:
         """Return whether arguments with names, or an object in parentheses, follow the name of a tool."""

@@ -8,14 +8,15 @@ from __future__ import annotations
 
 import re
 import uuid
-from collections.abc import Collection, Mapping
+from abc import abstractmethod
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any, ClassVar, Final
 
 from engine.frontend.text.incoming_text import Reading
 from engine.frontend.text.reasoning import Part, PartReader
 from engine.frontend.text.tools.argument_schemas import Properties, is_text
 from engine.frontend.text.tools.call_grammar import CallForm
-from engine.frontend.text.tools.call_objects import CallObject, read_arguments
+from engine.frontend.text.tools.call_objects import NO_ARGUMENTS, CallObject, read_arguments, read_other_arguments
 from engine.frontend.text.tools.call_parts import FENCE, CallParts
 from engine.frontend.text.tools.called_names import CalledNames
 from engine.frontend.text.tools.closing_tags import is_closer
@@ -28,6 +29,8 @@ OPEN: Final = "<tool_call>"
 CLOSE: Final = "</tool_call>"
 # The separators between calls, and a surplus brace, which models often write.
 _BETWEEN = re.compile(r"[\s,;}]*")
+# What may be left of a call after its arguments.
+_REST = re.compile(r"[\s`}]*")
 _LANGUAGE = re.compile(r"[\w+-]*")
 _NAME = re.compile(r"[\w.-]*")
 _KEY = re.compile(r"[^\s=,()\[\]{}<>\"']*")
@@ -173,12 +176,38 @@ class CallParser(PartReader):
         yield from text.run(SPACE)
         if (yield from text.peek()) == "{":
             self._begin(name)
-            yield from read_arguments(text, self._parts, self.markers + self.separators)
+            yield from self._read_whole_arguments("")
             if in_parentheses:
                 yield from text.run(SPACE)
                 text.take(int((yield from text.peek()) == ")"))
             return False
         return (yield from self._read_named(name, arguments, closer=")" if in_parentheses else ">"))
+
+    def _read_whole_arguments(self, given: str) -> Reading[None]:
+        """Read the object of a call that has begun, unless its whole arguments are ``given``; the call ends with it."""
+        if given:
+            self._parts.give(given)
+        else:
+            yield from read_arguments(self._text, self._parts, self.markers + self.separators)
+
+    def _read_others(self, ends: Sequence[str], *, may_end: bool = True) -> Reading[str]:
+        """Read arguments that do not begin as an object; a call that ends before them has none.
+
+        One of ``ends`` ends it, and so does the end of the text if it ``may_end`` there.
+        """
+        text = self._text
+        is_at_end = not (yield from text.peek()) and text.has_stopped and may_end
+        if is_at_end or (yield from text.sees(ends)) is not None:
+            return NO_ARGUMENTS
+        return (yield from read_other_arguments(text))
+
+    def _read_end(self) -> Reading[None]:
+        """Read what is left of a call after its arguments."""
+        yield from self._skip_fence_end()
+        yield from self._text.run(_REST)
+        for closer in self.closers:
+            yield from self._skip_closers(closer)
+        yield from self._text.run(SPACE)
 
     def _read_named(self, name: str, arguments: WrittenArguments, *, closer: str) -> Reading[bool]:
         """Read arguments with names up to their ``closer``; False if they are truncated or not those of a call.
@@ -312,3 +341,46 @@ class CallParser(PartReader):
     def _give_back(self) -> None:
         """Emit the held text as content: it is not a call."""
         self._parts.say(self._text.unmark())
+
+
+class SectionParser(CallParser):
+    """Finds calls between two markers each, which other markers surround together: a section.
+
+    Either marker of a section may be missing.
+    """
+
+    sections: ClassVar[tuple[str, ...]]
+    """Markers before all calls."""
+    call: ClassVar[str]
+    """The marker before each call."""
+    end_sections: ClassVar[tuple[str, ...]]
+    """Markers after all calls."""
+
+    def _read(self) -> Reading[None]:
+        text = self._text
+        while (found := (yield from text.until((*self.sections, self.call), self._parts.say))) is not None:
+            text.mark(back=len(found))
+            if found != self.call:
+                yield from self._skip_openers(found)
+                if not (yield from self._opens_call()):
+                    self._give_back()
+                    continue
+            while (yield from self._read_call()):
+                before = text.place
+                if not (yield from self._opens_call()):
+                    break
+                text.mark(back=text.place - before)
+            for closer in self.end_sections:
+                yield from self._skip_closers(closer)
+
+    def _opens_call(self) -> Reading[bool]:
+        """Read the marker before a call, if there is one; a call may also show without it."""
+        return (yield from self._text.marker((self.call,))) is not None or (yield from self._sees_call())
+
+    @abstractmethod
+    def _sees_call(self) -> Reading[bool]:
+        """Return whether a call without its marker is at this position."""
+
+    @abstractmethod
+    def _read_call(self) -> Reading[bool]:
+        """Read one call; False with the text given back if there is none."""

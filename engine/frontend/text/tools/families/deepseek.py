@@ -7,9 +7,8 @@ from typing import Final
 
 from engine.frontend.text.incoming_text import Reading
 from engine.frontend.text.tools.call_grammar import CallForm
-from engine.frontend.text.tools.call_objects import NO_ARGUMENTS, read_arguments, read_other_arguments
 from engine.frontend.text.tools.called_names import names_before
-from engine.frontend.text.tools.families.base import CallParser
+from engine.frontend.text.tools.families.base import SectionParser
 from engine.frontend.text.tools.json_values import SPACE
 
 
@@ -38,10 +37,9 @@ DEEPSEEK_FENCED_FORM: Final = CallForm(
 _BEGINNINGS: Final = frozenset('{"')
 _FENCED_NAME = re.compile(r"[^\s<>{}`]*")
 NULL: Final = "null"
-_REST = re.compile(r"[\s`}]*")
 
 
-class DeepSeekParser(CallParser):
+class DeepSeekParser(SectionParser):
     """DeepSeek V3.1: the name, a separator, JSON. V3 and R1: a type, the separator, the name, JSON in a fenced block.
 
     Each call is between two markers, and all calls are between two more. The text before the separator is the name,
@@ -50,6 +48,9 @@ class DeepSeekParser(CallParser):
 
     name = "deepseek"
     markers = (CALLS, END_CALLS, CALL, END_CALL, SEPARATOR)
+    sections = (CALLS,)
+    call = CALL
+    end_sections = (END_CALLS,)
     separators = (FENCE_END,)
     closes = True
     closers = (END_CALL,)
@@ -62,32 +63,13 @@ class DeepSeekParser(CallParser):
     def form_of(cls, template: str) -> CallForm:
         return DEEPSEEK_FENCED_FORM if FENCE in template else cls.form
 
-    def _read(self) -> Reading[None]:
-        text = self._text
-        while (found := (yield from text.until((CALLS, CALL), self._parts.say))) is not None:
-            text.mark(back=len(found))
-            if found == CALLS:
-                yield from self._skip_openers(CALLS)
-                if not (yield from self._opens_call()):
-                    self._give_back()
-                    continue
-            while (yield from self._read_call()):
-                before = text.place
-                if not (yield from self._opens_call()):
-                    break
-                text.mark(back=text.place - before)
-            yield from self._skip_closers(END_CALLS)
-
-    def _opens_call(self) -> Reading[bool]:
-        """Read the marker before a call, if there is one; a name and the separator after it show a call without it."""
-        if (yield from self._text.marker((CALL,))) is not None:
-            return True
+    def _sees_call(self) -> Reading[bool]:
+        """Return whether a name is at this position, and the separator or arguments after it."""
         if (yield from names_before(self._text, _FENCED_NAME, SEPARATOR)):
             return True
         return (yield from self._called.seen(self._text)) is not None
 
     def _read_call(self) -> Reading[bool]:
-        """Read one call; False with the text given back if there is none."""
         text = self._text
         yield from text.run(SPACE)
         if (yield from self._called.seen(text)) is not None:
@@ -109,31 +91,15 @@ class DeepSeekParser(CallParser):
         first = yield from text.peek()
         given = ""
         if separated and name and first != "{":
-            given = yield from self._read_others(fenced=fenced)
+            given = yield from self._read_others((FENCE_END, END_CALL) if fenced else (END_CALL,), may_end=False)
         if not (separated and name) or not (first == "{" or given):
             self._give_back()
             return False
         text.unmark()
         self._parts.begin(name)
-        if given:
-            self._parts.give(given)
-        else:
-            yield from read_arguments(text, self._parts, self.markers + self.separators)
+        yield from self._read_whole_arguments(given)
         yield from self._read_end()
         return True
-
-    def _read_end(self) -> Reading[None]:
-        """Read what is left of a call after its arguments."""
-        yield from self._text.run(_REST)
-        yield from self._skip_closers(END_CALL)
-        yield from self._text.run(SPACE)
-
-    def _read_others(self, *, fenced: bool) -> Reading[str]:
-        """Read arguments that do not begin as an object; a call that is closed before them has none."""
-        text = self._text
-        if (yield from text.sees((FENCE_END, END_CALL) if fenced else (END_CALL,))) is not None:
-            return NO_ARGUMENTS
-        return (yield from read_other_arguments(text)) if fenced or (yield from text.peek()) == '"' else ""
 
     def _read_name(self) -> Reading[str]:
         yield from self._text.run(SPACE)

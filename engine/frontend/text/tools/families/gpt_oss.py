@@ -17,7 +17,7 @@ from engine.frontend.text.reasoning import (
 )
 from engine.frontend.text.tools.argument_schemas import Properties
 from engine.frontend.text.tools.call_grammar import CallForm
-from engine.frontend.text.tools.call_objects import NO_ARGUMENTS, read_arguments, read_other_arguments
+from engine.frontend.text.tools.called_names import NAMESPACE
 from engine.frontend.text.tools.families.base import CallParser
 from engine.frontend.text.tools.json_values import SPACE
 
@@ -31,11 +31,8 @@ _TO: Final = "to="
 _RECIPIENT = re.compile(r"\bto=([\w.-]+)")
 _CHANNEL = re.compile(r"\b(analysis|commentary|final)")
 _ANALYSIS: Final = "analysis"
-_NAMESPACE: Final = "functions."
 # Who may be told something without being called.
 _PEOPLE: Final = ("assistant", "user", "all")
-_REST = re.compile(r"[\s`}]*")
-
 
 # More than the space before a recipient.
 _LONGEST_BEGINNING: Final = 16
@@ -67,7 +64,7 @@ class GptOssParser(CallParser):
     markers = (START_MESSAGE, CHANNEL, CONSTRAIN, MESSAGE, *_ENDS)
     closes = True
     form = CallForm(
-        before=(CHANNEL, f"commentary to={_NAMESPACE}"),
+        before=(CHANNEL, f"commentary to={NAMESPACE}"),
         quoted=False,
         between=(" ", CONSTRAIN, "json", MESSAGE),
         separator=(END_MESSAGE, START_MESSAGE, "assistant"),
@@ -122,8 +119,8 @@ class GptOssParser(CallParser):
         recipient, channel = _RECIPIENT.search(words), _CHANNEL.search(words)
         is_thought = channel is not None and channel[1] == _ANALYSIS
         written = recipient[1] if recipient else ""
-        name = written.removeprefix(_NAMESPACE)
-        if not self._tools or not name or written in (*_PEOPLE, _NAMESPACE.rstrip(".")):
+        name = written.removeprefix(NAMESPACE)
+        if not self._tools or not name or written in (*_PEOPLE, NAMESPACE.rstrip(".")):
             return _Header("", is_thought)
         tool = next((one for one in (written, name, name.rpartition(".")[2]) if one in self._tools), "")
         # Reasoning with tools that the client has not given is reasoning.
@@ -136,26 +133,13 @@ class GptOssParser(CallParser):
         yield from text.run(SPACE)
         yield from self._skip_fence()
         if (yield from text.peek()) != "{":
-            given = yield from self._read_others(is_announced=is_announced)
+            given = yield from self._read_others(self.markers, may_end=is_announced)
             if not given:
                 return False
         self._begin(name)
-        if given:
-            self._parts.give(given)
-        else:
-            yield from read_arguments(text, self._parts, self.markers)
-        yield from self._skip_fence_end()
-        yield from text.run(_REST)
+        yield from self._read_whole_arguments(given)
+        yield from self._read_end()
         return True
-
-    def _read_others(self, *, is_announced: bool) -> Reading[str]:
-        """Read arguments that do not begin as an object; a call that ends before them has none."""
-        text = self._text
-        if (yield from text.sees(self.markers)) is not None:
-            return NO_ARGUMENTS
-        if not (yield from text.peek()):
-            return NO_ARGUMENTS if is_announced and text.has_stopped else ""
-        return (yield from read_other_arguments(text))
 
     def _think(self, text: str) -> None:
         """Emit reasoning, each message of it on lines of its own."""

@@ -7,9 +7,8 @@ from typing import Final
 
 from engine.frontend.text.incoming_text import Reading
 from engine.frontend.text.tools.call_grammar import DIGITS, CallForm
-from engine.frontend.text.tools.call_objects import NO_ARGUMENTS, read_arguments, read_other_arguments
-from engine.frontend.text.tools.called_names import names_before
-from engine.frontend.text.tools.families.base import CallParser
+from engine.frontend.text.tools.called_names import NAMESPACE, names_before
+from engine.frontend.text.tools.families.base import SectionParser
 from engine.frontend.text.tools.json_values import SPACE, JsonValue, is_object, keys_of
 
 SECTION: Final = "<|tool_calls_section_begin|>"
@@ -20,14 +19,12 @@ _END_SECTIONS: Final = (END_SECTION, "<|tool_call_section_end|>")
 CALL: Final = "<|tool_call_begin|>"
 ARGUMENTS: Final = "<|tool_call_argument_begin|>"
 END_CALL: Final = "<|tool_call_end|>"
-_NAMESPACE: Final = "functions"
 _ID = re.compile(r"[^\s<>{}\"]*")
 # A name and the call's number, whose signs clients and models replace or leave out.
 _NAMED = re.compile(r"(?P<space>functions[._]?)?(?P<name>.*?)(?:(?P<sign>[:._-]?)(?P<number>[0-9]+))?")
-_REST = re.compile(r"[\s`}]*")
 
 
-class KimiK2Parser(CallParser):
+class KimiK2Parser(SectionParser):
     """Kimi K2: an id of the form ``functions.NAME:NUMBER``, a marker and JSON, between two markers for each call.
 
     All calls are between two more, which end the reasoning before them. The template shows the model earlier calls by
@@ -36,12 +33,15 @@ class KimiK2Parser(CallParser):
 
     name = "kimi_k2"
     markers = (*_SECTIONS, *_END_SECTIONS, CALL, ARGUMENTS, END_CALL)
+    sections = _SECTIONS
+    call = CALL
+    end_sections = _END_SECTIONS
     closes = True
     closers = (END_CALL,)
     ends_reasoning = _SECTIONS
     form = CallForm(
         opening=(SECTION,),
-        before=(CALL, f"{_NAMESPACE}."),
+        before=(CALL, NAMESPACE),
         quoted=False,
         between=(":", DIGITS, ARGUMENTS),
         after=(END_CALL,),
@@ -53,31 +53,11 @@ class KimiK2Parser(CallParser):
     _number = ""
     """The number in the id of the call that is read; empty if the id has none."""
 
-    def _read(self) -> Reading[None]:
-        text = self._text
-        while (found := (yield from text.until((*_SECTIONS, CALL), self._parts.say))) is not None:
-            text.mark(back=len(found))
-            if found != CALL:
-                yield from self._skip_openers(found)
-                if not (yield from self._opens_call()):
-                    self._give_back()
-                    continue
-            while (yield from self._read_call()):
-                before = text.place
-                if not (yield from self._opens_call()):
-                    break
-                text.mark(back=text.place - before)
-            for closer in _END_SECTIONS:
-                yield from self._skip_closers(closer)
-
-    def _opens_call(self) -> Reading[bool]:
-        """Read the marker before a call, if there is one; an id and the marker after it show a call without it."""
-        if (yield from self._text.marker((CALL,))) is not None:
-            return True
+    def _sees_call(self) -> Reading[bool]:
+        """Return whether an id is at this position, and the marker after it."""
         return (yield from names_before(self._text, _ID, ARGUMENTS))
 
     def _read_call(self) -> Reading[bool]:
-        """Read one call; False with the text given back if there is none."""
         text = self._text
         yield from text.run(SPACE)
         if (yield from self._called.seen(text)) is not None:
@@ -93,7 +73,7 @@ class KimiK2Parser(CallParser):
         is_object_next = (yield from text.peek()) == "{"
         given = ""
         if not is_object_next and separated:
-            given = yield from self._read_others()
+            given = yield from self._read_others(self.markers)
         elif is_object_next and not name:
             given = yield from self._read_whole()
         name = name or self._tool_with(given)
@@ -101,25 +81,15 @@ class KimiK2Parser(CallParser):
             self._give_back()
             return False
         self._begin(name)
-        if given:
-            self._parts.give(given)
-        else:
-            yield from read_arguments(text, self._parts, self.markers)
+        yield from self._read_whole_arguments(given)
         yield from self._read_end()
         return True
 
     def _begin(self, name: str) -> None:
         self._has_begun = True
         self._text.unmark()
-        self._parts.begin(name, f"{_NAMESPACE}.{name}:{self._number or self._count}")
+        self._parts.begin(name, f"{NAMESPACE}{name}:{self._number or self._count}")
         self._count += 1
-
-    def _read_end(self) -> Reading[None]:
-        """Read what is left of a call after its arguments."""
-        yield from self._skip_fence_end()
-        yield from self._text.run(_REST)
-        yield from self._skip_closers(END_CALL)
-        yield from self._text.run(SPACE)
 
     def _named_by(self, written: str) -> tuple[str, str]:
         """Return the tool that an id names and the call's number; no name for a number alone."""
@@ -130,7 +100,7 @@ class KimiK2Parser(CallParser):
         for tool in (name, unnumbered, written):
             if tool in self._tools:
                 return tool, number if tool == name else ""
-        if space == f"{_NAMESPACE}." or found["sign"] == ":":
+        if space == NAMESPACE or found["sign"] == ":":
             return name, number
         return "", number
 
@@ -148,9 +118,3 @@ class KimiK2Parser(CallParser):
             return ""
         given = "".join(kept) + missing
         return given if is_object(given) else ""
-
-    def _read_others(self) -> Reading[str]:
-        """Read arguments that do not begin as an object; a call that ends before them has none."""
-        text = self._text
-        ends = (yield from text.sees(self.markers)) is not None or (not (yield from text.peek()) and text.has_stopped)
-        return NO_ARGUMENTS if ends else (yield from read_other_arguments(text))

@@ -8,7 +8,6 @@ from typing import Final
 
 from engine.frontend.text.incoming_text import Reading
 from engine.frontend.text.tools.call_grammar import CallForm
-from engine.frontend.text.tools.call_objects import NO_ARGUMENTS, read_arguments, read_other_arguments
 from engine.frontend.text.tools.families.base import CallParser
 from engine.frontend.text.tools.json_values import SPACE
 
@@ -90,24 +89,15 @@ class MistralParser(CallParser):
         announced = (yield from text.marker((ARGS,))) is not None
         yield from self._skip_openers(ARGS)
         begins = (yield from text.peek()) == "{"
-        given = (yield from self._read_others()) if announced and name and not begins else ""
+        given = (yield from self._read_others((TOOL_CALLS,))) if announced and name and not begins else ""
         if not name or not (begins or given):
             self._give_back()
             return
         text.unmark()
         self._parts.begin(name, call_id)
-        if given:
-            self._parts.give(given)
-        else:
-            yield from read_arguments(text, self._parts, self.markers)
+        yield from self._read_whole_arguments(given)
         yield from self._skip_fence_end()
         yield from self._read_between()
-
-    def _read_others(self) -> Reading[str]:
-        """Read arguments that do not begin as an object; a call that ends before them has none."""
-        text = self._text
-        ends = (yield from text.sees((TOOL_CALLS,))) is not None or (not (yield from text.peek()) and text.has_stopped)
-        return NO_ARGUMENTS if ends else (yield from read_other_arguments(text))
 
     def _read_name(self) -> Reading[str]:
         name = yield from self._text.word(_PLAIN_NAME)
