@@ -72,10 +72,7 @@ class FrontEnd(TokenizerManager):
 
     def run(self, scheduler: Any) -> None:
         """Run all turns on the scheduler's own loop. A sleeping coroutine waits for the next turn."""
-        with (
-            mock.patch.object(self.turns, "come", self._come),
-            mock.patch.object(asyncio, "sleep", self._sleep),
-        ):
+        with mock.patch.object(self.turns, "come", self._come), mock.patch.object(asyncio, "sleep", self._sleep):
             self.turns.run(scheduler)
         self.open = {name: task for name, task in self.open.items() if not task.done()}
 

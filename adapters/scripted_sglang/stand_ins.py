@@ -90,9 +90,7 @@ class SimulatedWorker:
         for req, handle in zip(batch.reqs, handles, strict=True):
             self.chosen[req.rid] = handle, None
         return GenerationBatchResult(
-            logits_output=None,
-            next_token_ids=torch.tensor(handles, dtype=torch.int64),
-            can_run_cuda_graph=False,
+            logits_output=None, next_token_ids=torch.tensor(handles, dtype=torch.int64), can_run_cuda_graph=False
         )
 
     def know(self, handles: torch.Tensor, tokens: Sequence[Sequence[int]]) -> None:

@@ -37,12 +37,7 @@ from scripted.sdk import Capabilities, Copier, Limits, SchedulerAdapter
 from scripted.sdk.flight.frames import FlightHeader
 from scripted.sdk.fresh import Fresh
 from scripted.sdk.workloads import read_workloads
-from scripted_vllm.actions import (
-    ACTIONS,
-    NEEDED_BY_SETTINGS,
-    ReleaseCompilation,
-    ReleaseConnector,
-)
+from scripted_vllm.actions import ACTIONS, NEEDED_BY_SETTINGS, ReleaseCompilation, ReleaseConnector
 from scripted_vllm.config import VllmSettings
 from scripted_vllm.flight.machine import VllmOfFlight
 from scripted_vllm.flight.outside import LORAS

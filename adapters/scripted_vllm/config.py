@@ -349,10 +349,7 @@ _RULES: Final[tuple[tuple[Callable[[VllmSettings], bool], str], ...]] = (
         lambda s: not (s.swa_bounded_replay and (s.attention_chunk_size or (s.sliding_window - 1) % s.block_size == 0)),
         "swa_bounded_replay allows no attention_chunk_size, and no sliding_window - 1 that is a multiple of block_size",
     ),
-    (
-        lambda s: not (s.rswa_window and s.has_groups),
-        "rswa_window allows no other kinds of layers",
-    ),
+    (lambda s: not (s.rswa_window and s.has_groups), "rswa_window allows no other kinds of layers"),
     (
         lambda s: (
             not s.circular_buffer_tokens
@@ -371,10 +368,7 @@ _RULES: Final[tuple[tuple[Callable[[VllmSettings], bool], str], ...]] = (
         lambda s: s.num_gpu_blocks - 1 >= s.needed_blocks,
         "with several groups num_gpu_blocks must exceed the {0.needed_blocks} blocks that one request may need",
     ),
-    (
-        lambda s: 2 <= s.max_model_len <= s.room,
-        "max_model_len must be from 2 to {0.room}, the tokens of all blocks",
-    ),
+    (lambda s: 2 <= s.max_model_len <= s.room, "max_model_len must be from 2 to {0.room}, the tokens of all blocks"),
     (
         lambda s: s.enable_chunked_prefill or s.max_num_batched_tokens >= s.max_model_len,
         "without chunked prefill max_num_batched_tokens must be at least max_model_len",

@@ -21,14 +21,7 @@ from scripted.fleets.space import FleetSpace
 from scripted.script.fleet import role_in
 from scripted.sdk import Abort, Add, Refused, Signal, Tokens
 from scripted.sdk.actions import message_of
-from scripted_vllm.actions import (
-    ENDED,
-    EndSession,
-    HoldCompilation,
-    OfferPrefixes,
-    ReleaseCompilation,
-    SendMore,
-)
+from scripted_vllm.actions import ENDED, EndSession, HoldCompilation, OfferPrefixes, ReleaseCompilation, SendMore
 from scripted_vllm.adapter import ADAPTER as VLLM
 from scripted_vllm.adapter import COPIER
 from scripted_vllm.config import VllmSettings

@@ -95,8 +95,7 @@ class SparseHost:
         )
         return KVConnectorOutput(
             kv_connector_worker_meta=HiSparseConnectorWorkerMetadata(
-                enqueued_transfer_counts=dict.fromkeys(enqueued, 1),
-                completed_transfer_counts=dict.fromkeys(done, 1),
+                enqueued_transfer_counts=dict.fromkeys(enqueued, 1), completed_transfer_counts=dict.fromkeys(done, 1)
             )
         )
 

@@ -39,8 +39,7 @@ def stage(
     ] = None,
     model: Annotated[str, typer.Option(help="path of the checkpoint on this machine; unset: as on the server")] = "",
     node: Annotated[
-        str,
-        typer.Option(help="this machine's name in errors, including those that clients see; unset: its host name"),
+        str, typer.Option(help="this machine's name in errors, including those that clients see; unset: its host name")
     ] = "",
     timeout_s: Annotated[
         float, typer.Option(min=0, help="maximum seconds to wait for a server that does not listen yet")

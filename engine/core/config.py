@@ -58,8 +58,7 @@ class EngineConfig(BaseModel):
         "the embedded model",
     )
     weights: Literal["auto", "int8"] = Field(
-        "auto",
-        description="'int8' quantizes matrices to 8 bits, with a scale per row; needs backend='openvino'",
+        "auto", description="'int8' quantizes matrices to 8 bits, with a scale per row; needs backend='openvino'"
     )
     kv_cache_dtype: Literal["auto", "u8"] = Field(
         "auto",
@@ -110,8 +109,7 @@ class EngineConfig(BaseModel):
     )
     max_prefill_tokens: int = Field(16_384, ge=1, description="maximum tokens per prefill microbatch, chunked or not")
     dynamic_chunking: bool = Field(
-        False,
-        description="shrink the chunks of a prompt as its prefix grows, to keep stages balanced",
+        False, description="shrink the chunks of a prompt as its prefix grows, to keep stages balanced"
     )
     chunk_parity_tokens: int = Field(
         16_384,
@@ -145,9 +143,7 @@ class EngineConfig(BaseModel):
         1024, ge=1, description="maximum waiting requests; further ones are refused with 429"
     )
     waiting_timeout_s: float | None = Field(
-        None,
-        gt=0,
-        description="seconds within which a request must start, else it ends with 504; unset: no limit",
+        None, gt=0, description="seconds within which a request must start, else it ends with 504; unset: no limit"
     )
     schedule_policy: Literal["fcfs", "lpm", "dfs-weight", "priority"] = Field(
         "fcfs",
@@ -199,8 +195,7 @@ class EngineConfig(BaseModel):
         "own prompt and output, 'draft_model' has a smaller model guess them; the output stays the same",
     )
     speculative_draft_model: str = Field(
-        "",
-        description="the draft model, given like model; needs the same vocabulary and no window layers",
+        "", description="the draft model, given like model; needs the same vocabulary and no window layers"
     )
     speculative_num_draft_tokens: int = Field(
         4, ge=1, le=64, description="maximum guessed tokens that one forward pass verifies"

@@ -71,11 +71,7 @@ EMBEDDED_FACTS = ModelFacts(
 
 # The same model with a window of 64 tokens in every other layer, the first included.
 EMBEDDED_WINDOW_FACTS = msgspec.structs.replace(
-    EMBEDDED_FACTS,
-    name=EMBEDDED_WINDOW_MODEL,
-    kv_bytes_per_token=512,
-    window_tokens=64,
-    window_kv_bytes_per_token=512,
+    EMBEDDED_FACTS, name=EMBEDDED_WINDOW_MODEL, kv_bytes_per_token=512, window_tokens=64, window_kv_bytes_per_token=512
 )
 
 

@@ -226,13 +226,7 @@ class StageLoras:
         return layer, name
 
     def _pair(
-        self,
-        file: str,
-        module: str,
-        place: tuple[int, str],
-        config: LoraConfig,
-        down: torch.Tensor,
-        up: torch.Tensor,
+        self, file: str, module: str, place: tuple[int, str], config: LoraConfig, down: torch.Tensor, up: torch.Tensor
     ) -> Pair:
         rank = down.shape[0] if down.dim() else 0
         layer, name = place

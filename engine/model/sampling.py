@@ -50,12 +50,7 @@ class Sampler:
     """
 
     def __init__(
-        self,
-        *,
-        never: Sequence[int],
-        vocab_size: int,
-        device: torch.device,
-        grammars: CompiledGrammars | None = None,
+        self, *, never: Sequence[int], vocab_size: int, device: torch.device, grammars: CompiledGrammars | None = None
     ) -> None:
         self._specs: dict[int, SamplingSpec] = {}
         self._grammars = grammars

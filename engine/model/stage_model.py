@@ -52,13 +52,7 @@ class StageModel:
     backend = "torch"
 
     def __init__(
-        self,
-        config: EngineConfig,
-        limits: Limits,
-        stage: int,
-        *,
-        lean: bool = True,
-        on_load: OnLoad | None = None,
+        self, config: EngineConfig, limits: Limits, stage: int, *, lean: bool = True, on_load: OnLoad | None = None
     ) -> None:
         self.facts = facts = StageFacts(config, limits, stage)
         self.device = _device(config.device, limits, stage)

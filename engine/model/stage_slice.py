@@ -258,10 +258,7 @@ def _build(facts: StageFacts, dtype: torch.dtype, implementation: str, *, trust_
     try:
         with torch.device("meta"):
             model: _Transformer = auto_model.from_config(
-                facts.model_config,
-                dtype=dtype,
-                attn_implementation=implementation,
-                trust_remote_code=trust_remote_code,
+                facts.model_config, dtype=dtype, attn_implementation=implementation, trust_remote_code=trust_remote_code
             )
     except Exception as exc:  # an architecture may raise anything for a configuration that it does not understand
         require_trust(folder, exc, trust_remote_code=trust_remote_code)

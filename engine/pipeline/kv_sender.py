@@ -62,10 +62,7 @@ class KVSender:
     """Any thread may call ``answer``, once for each ``SendPages``. Decode engines on TCP require ``secret``."""
 
     def __init__(
-        self,
-        images: Callable[[], PageImages],
-        answer: Callable[[PagesSent], None],
-        secret: Secret | None = None,
+        self, images: Callable[[], PageImages], answer: Callable[[PagesSent], None], secret: Secret | None = None
     ) -> None:
         self._images = images
         self._answer = answer

@@ -82,11 +82,7 @@ class StagedPipeline:
     """
 
     def __init__(
-        self,
-        private_dir: Path,
-        pp_size: int,
-        stage_pids: Sequence[int] = (),
-        handed: socket.socket | None = None,
+        self, private_dir: Path, pp_size: int, stage_pids: Sequence[int] = (), handed: socket.socket | None = None
     ) -> None:
         self._pp_size = pp_size
         self._stage_pids = tuple(stage_pids)

@@ -96,10 +96,7 @@ class ServerSettings(EngineConfig):
         "", description="file with the secret by which stages authenticate; unset: a new one for each run"
     )
     heartbeat_timeout_s: float = Field(
-        5.0,
-        ge=0.2,
-        le=3600,
-        description="seconds of silence of a stage on another machine after which the server ends",
+        5.0, ge=0.2, le=3600, description="seconds of silence of a stage on another machine after which the server ends"
     )
     ray_address: str = Field(
         "",

@@ -178,8 +178,7 @@ def shell(
         typer.Option(help="microbatches in flight beyond one per stage: --set pp_async_depth=N; lockstep's default: 2"),
     ] = None,
     chunk: Annotated[
-        int | None,
-        typer.Option(help="prompt tokens per chunk: --set chunked_prefill_size=N; lockstep's default: 64"),
+        int | None, typer.Option(help="prompt tokens per chunk: --set chunked_prefill_size=N; lockstep's default: 64")
     ] = None,
     setting: Annotated[list[str] | None, SETTING_OPTION] = None,
     tier: Annotated[Tier, typer.Option(help="sim only: a saved session runs in both tiers")] = Tier.SIM,

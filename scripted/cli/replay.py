@@ -42,8 +42,7 @@ _Twice: TypeAlias = Annotated[
     bool, typer.Option(help="run it again, here and in a fresh process with another hash seed, and compare")
 ]
 _Bisect: TypeAlias = Annotated[
-    bool,
-    typer.Option(help="for `git bisect run`: exit status 0 if no promise breaks, 1 if one does, 125 if unknown"),
+    bool, typer.Option(help="for `git bisect run`: exit status 0 if no promise breaks, 1 if one does, 125 if unknown")
 ]
 
 

@@ -72,11 +72,7 @@ class Account:
     """
 
     def __init__(
-        self,
-        context_tokens: int | None = None,
-        late_launches: int = 0,
-        block_size: int = 1,
-        most_in_vain: int = 1,
+        self, context_tokens: int | None = None, late_launches: int = 0, block_size: int = 1, most_in_vain: int = 1
     ) -> None:
         self.preemptions = Preemptions(block_size, most_in_vain)
         self._context_tokens = context_tokens

@@ -430,8 +430,7 @@ def _planner_of(kind: Any) -> _Planner:
     if (not slots and not kind.__dictoffset__) or issubclass(kind, random.Random):
         return _CopyList.add_opaque
     return lambda plan, value: plan.add_instance(
-        value,
-        tuple(name for name in slots if hasattr(value, name)) + tuple(getattr(value, "__dict__", ())),
+        value, tuple(name for name in slots if hasattr(value, name)) + tuple(getattr(value, "__dict__", ()))
     )
 
 

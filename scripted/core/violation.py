@@ -32,12 +32,7 @@ class Violation(AssertionError):
     """
 
     def __init__(
-        self,
-        text: str,
-        *,
-        bounds: Bounds | None = None,
-        left_out: Sequence[str] = (),
-        inner: Violation | None = None,
+        self, text: str, *, bounds: Bounds | None = None, left_out: Sequence[str] = (), inner: Violation | None = None
     ) -> None:
         super().__init__(text)
         self.inner = inner

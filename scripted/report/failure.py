@@ -20,8 +20,7 @@ from scripted.report.step_log import FleetLog, Note, StepLog
 SHOWN_STEPS = 16
 # The script's current line, in the stack of its process, between two yields.
 _IN_THE_SCRIPT = re.compile(
-    r'File "([^"]+)", line (\d+) in \S+\n  File "[^"]*scripted/script/execution\.py", line \d+ in _go_on$',
-    re.MULTILINE,
+    r'File "([^"]+)", line (\d+) in \S+\n  File "[^"]*scripted/script/execution\.py", line \d+ in _go_on$', re.MULTILINE
 )
 
 

@@ -130,16 +130,8 @@ def _columns(
         ("", {"no_wrap": True}, functools.partial(_marks, around, marks_window)),
         ("step", {"justify": "right", "no_wrap": True}, lambda step, _: str(step.step)),
         *([("line", folds | {"justify": "right"}, lambda step, _: lines.get(step.step, ""))] if lines else []),
-        (
-            _ARRIVED,
-            arrives,
-            lambda step, _: "\n".join(said.text for said in step.arrived),
-        ),
-        (
-            "launched",
-            launches,
-            lambda step, _: step.launched.text if step.launched else "",
-        ),
+        (_ARRIVED, arrives, lambda step, _: "\n".join(said.text for said in step.arrived)),
+        ("launched", launches, lambda step, _: step.launched.text if step.launched else ""),
         *stages,
         ("result\nwaits", folds, lambda _, pipeline: " ".join(f"#{batch}" for batch in pipeline.results)),
         ("queues", folds | {"min_width": 9, "ratio": 1}, lambda step, _: _queues(step)),

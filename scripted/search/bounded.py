@@ -54,11 +54,7 @@ class Bounded(msgspec.Struct, frozen=True):
 
 
 def check_all_orders(
-    events: Schedule,
-    *,
-    depth: int = DEFAULT_DEPTH,
-    together: int = DEFAULT_TOGETHER,
-    seconds: float | None = None,
+    events: Schedule, *, depth: int = DEFAULT_DEPTH, together: int = DEFAULT_TOGETHER, seconds: float | None = None
 ) -> Bounded:
     """Place each action of ``events``, ignoring its own step, at any of the first ``depth`` steps, or nowhere.
 

@@ -154,10 +154,7 @@ def execute(schedule: Schedule, *, timeout_s: float | None = None, leave_out: bo
 
 
 def record(
-    schedule: Schedule,
-    *,
-    timeout_s: float | None = None,
-    watch: Callable[[Run], None] | None = None,
+    schedule: Schedule, *, timeout_s: float | None = None, watch: Callable[[Run], None] | None = None
 ) -> tuple[Outcome, list[Any]]:
     """Run a schedule and keep every step, the fatal one included; also make the checks that need records.
 

@@ -125,10 +125,7 @@ def _step_before(word: str, rest: str) -> str:
 
 
 def _verb_of_clause(
-    clause: str,
-    words: Mapping[str, ShellWord],
-    actions: Collection[type[Action]],
-    refused: BadCommand | None = None,
+    clause: str, words: Mapping[str, ShellWord], actions: Collection[type[Action]], refused: BadCommand | None = None
 ) -> tuple[Verb, ShellWord]:
     """Return a clause's verb and its word. ``refused`` says why the line is not a call of a verb with that name."""
     try:

@@ -78,10 +78,7 @@ class DebugSession:
     def run(self) -> bool:
         """Run until the end of the input; True if the scheduler then drained and every check held."""
         options = ScriptOptions(
-            timeout_s=SESSION_TIMEOUT_S,
-            max_steps=SESSION_MAX_STEPS,
-            check_every_step=self._mutant is None,
-            record=True,
+            timeout_s=SESSION_TIMEOUT_S, max_steps=SESSION_MAX_STEPS, check_every_step=self._mutant is None, record=True
         )
         while not self._left:
             try:

@@ -5,10 +5,7 @@ in the order of these modules and of the classes in them.
 """
 
 # isort: off
-from scripted_lockstep.actions.action import (
-    EngineCall,
-    all_actions,
-)
+from scripted_lockstep.actions.action import EngineCall, all_actions
 from scripted_lockstep.actions.calls import (
     AbortEverything,
     BeginProfile,
@@ -19,12 +16,7 @@ from scripted_lockstep.actions.calls import (
     SleepServing,
     WakeServing,
 )
-from scripted_lockstep.actions.results_and_stages import (
-    FailStage,
-    KillStage,
-    ResumeStage,
-    StallStage,
-)
+from scripted_lockstep.actions.results_and_stages import FailStage, KillStage, ResumeStage, StallStage
 from scripted_lockstep.actions.grammars import FailGrammar, HoldGrammars, ReleaseGrammars
 from scripted_lockstep.actions.transfers import FailTransfer, HoldTransfers, ReleaseTransfers
 from scripted_lockstep.actions.weights_and_memory import Evict, Press, Relieve, Update

@@ -26,14 +26,7 @@ from scripted.core.phrases import plural, printable, short_rid
 from scripted.core.verb import Code, Verb, variable_of
 from scripted.script.clients import Call
 from scripted.script.handles import BaseRequest
-from scripted.sdk.action_bases import (
-    EXTRA_RID,
-    PRESSURE_RID,
-    PRESSURE_SEED,
-    TURN_RID,
-    RequestStart,
-    priority_above,
-)
+from scripted.sdk.action_bases import EXTRA_RID, PRESSURE_RID, PRESSURE_SEED, TURN_RID, RequestStart, priority_above
 from scripted_lockstep.actions.action import EngineAction, EngineCall, EventReader
 from scripted_lockstep.actions.bodies import GenerateArguments, as_sent, given, one_prompt
 from scripted_lockstep.simulated.grammar import DEAD_END, regex_before_dead_end
@@ -347,11 +340,7 @@ class StartRequest(EngineAction, RequestStart, frozen=True, kw_only=True, omit_d
         rids = rids_of(self.rid, self.n)
         return [
             msgspec.structs.replace(
-                message,
-                rid=rid,
-                sampling=sampling_of(message.sampling, choice),
-                choices=self.n,
-                first_choice=rids[0],
+                message, rid=rid, sampling=sampling_of(message.sampling, choice), choices=self.n, first_choice=rids[0]
             )
             for choice, rid in enumerate(rids)
         ]

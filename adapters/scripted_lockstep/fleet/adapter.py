@@ -54,10 +54,7 @@ class LockstepFleets(FleetAdapter):
     roles = ROLES
     inner_actions = tuple(kind for kind in all_actions() if kind not in _NOT_HERE)
     space = FleetSpace(
-        NAME,
-        lambda: DECODE.space,
-        left_out=_LEFT_OUT,
-        shared=lambda config: config.model_copy(update={"role": "both"}),
+        NAME, lambda: DECODE.space, left_out=_LEFT_OUT, shared=lambda config: config.model_copy(update={"role": "both"})
     )
     workloads: Mapping[str, str] = {
         "one": f'{_SMALL}; 1 begin on=d0 do="start a prompt=50 new=3"',

@@ -247,11 +247,7 @@ class EngineRun(ScriptedRun):
         return call
 
     def await_arrivals(
-        self,
-        matches: Callable[[ClientMessage], bool],
-        *,
-        count: int = 1,
-        refused: Callable[[], bool] = lambda: False,
+        self, matches: Callable[[ClientMessage], bool], *, count: int = 1, refused: Callable[[], bool] = lambda: False
     ) -> list[ClientMessage]:
         """Wait until ``count`` messages of a verb have arrived; none if the server refused the call."""
         if self.is_dead:

@@ -11,15 +11,7 @@ from typing import Any
 
 import msgspec
 
-from engine.core.messages import (
-    CallAnswer,
-    Event,
-    PromptLogprob,
-    Reply,
-    SamplingParams,
-    TokenOutput,
-    UpdateWeights,
-)
+from engine.core.messages import CallAnswer, Event, PromptLogprob, Reply, SamplingParams, TokenOutput, UpdateWeights
 from scripted.core.violation import Violation
 from scripted_lockstep.oracle.tokens_alone import (
     BUDGET_STEPS,

@@ -14,13 +14,7 @@ from engine.frontend.text.answer import WholeDecoder
 from scripted.core.violation import Violation
 from scripted.sdk import Add
 from scripted_lockstep.sessions import native
-from scripted_lockstep.sessions.blocks import (
-    ERRORS_OF_MESSAGES,
-    blocks_of,
-    streamed_blocks,
-    usage_of,
-    whole_blocks,
-)
+from scripted_lockstep.sessions.blocks import ERRORS_OF_MESSAGES, blocks_of, streamed_blocks, usage_of, whole_blocks
 from scripted_lockstep.sessions.orders import SERVED, CountedShape, order_of, shape_of
 from scripted_lockstep.sessions.received import ReceivedChoice, choices_in, events_in
 from scripted_lockstep.sessions.settings import SessionSettings

@@ -14,15 +14,7 @@ from typing import Any, Final
 import msgspec
 
 from engine.core.messages import Abort as AbortMessage
-from engine.core.messages import (
-    ClientMessage,
-    FinishReason,
-    Generate,
-    PromptLogprob,
-    Refusal,
-    RefusalKind,
-    TokenOutput,
-)
+from engine.core.messages import ClientMessage, FinishReason, Generate, PromptLogprob, Refusal, RefusalKind, TokenOutput
 from engine.frontend.schema.errors import ApiError
 from engine.frontend.sessions.sessions import Sessions
 from scripted.core.tokens import FIRST_TOKEN, TOKENS
@@ -372,12 +364,7 @@ class SessionsMachine:
     def _end(self, sent: _Sent, reason: FinishReason, error: str | None = None) -> None:
         if not sent.place:
             self._report(sent.answer, reason)
-        output = TokenOutput(
-            rid=sent.message.rid,
-            finish_reason=reason,
-            error=error,
-            **_cached(sent),
-        )
+        output = TokenOutput(rid=sent.message.rid, finish_reason=reason, error=error, **_cached(sent))
         self._pass_on(sent, output)
 
     def _pass_on(self, sent: _Sent, output: TokenOutput) -> None:

@@ -53,13 +53,7 @@ from scripted.core.tokens import CHAIN, MASK, START, links_of
 from scripted_lockstep.simulated.failures import dead_end, injected
 from scripted_lockstep.simulated.grammar import HeldGrammars, SimulatedGrammar
 from scripted_lockstep.simulated.held_orders import HeldOrders
-from scripted_lockstep.simulated.model import (
-    alphabet_of,
-    choose,
-    logprob_of,
-    prompt_logprobs_of,
-    salt_of,
-)
+from scripted_lockstep.simulated.model import alphabet_of, choose, logprob_of, prompt_logprobs_of, salt_of
 from scripted_lockstep.simulated.row import TableRow
 from scripted_lockstep.simulated.transfers import PageContent, SimulatedTransfers
 

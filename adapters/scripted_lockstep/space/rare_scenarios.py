@@ -69,11 +69,7 @@ SCENES: Final[Mapping[str, Mapping[str, tuple[str, ...]]]] = {
         "requests": ("several",),
         "policy": ("priority", PREEMPTING, "priority", "lpm"),
     },
-    STREAM: {
-        "requests": ("stream",),
-        "policy": (*REORDERING_POLICIES, PREEMPTING),
-        "rows": ("one", "few"),
-    },
+    STREAM: {"requests": ("stream",), "policy": (*REORDERING_POLICIES, PREEMPTING), "rows": ("one", "few")},
 }
 _LARGEST: Final = 60
 # A prompt is split into at most this many parts; in a crowd into a third of that.

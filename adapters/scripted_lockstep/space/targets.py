@@ -140,10 +140,7 @@ _KINDS: Final[Mapping[str, Mapping[str, Callable[[random.Random, _Drawn], _Drawn
             "new": max(drawn["new"], rng.choice((4, 12))),
         },
     },
-    "salts": {
-        "one": lambda _rng, _: {"salt": "u"},
-        "several": lambda rng, _: {"salt": rng.choice(("u", "v"))},
-    },
+    "salts": {"one": lambda _rng, _: {"salt": "u"}, "several": lambda rng, _: {"salt": rng.choice(("u", "v"))}},
 }
 _HELD_GRAMMARS: Final = "held-grammars"
 _HOLD_LORAS: Final = "event-hold-loras"

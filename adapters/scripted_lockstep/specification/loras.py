@@ -118,14 +118,7 @@ class SpecifiedLoras:
         """**Again**: a change that has been read, or that a call asks for, is launched as soon as there is a slot."""
         return self.has_been_read or (self.flight is None and bool(self.due))
 
-    def change(
-        self,
-        waiting: Sequence[Request],
-        memory: SpecifiedMemory,
-        *,
-        has_slot: bool,
-        goes_on: bool,
-    ) -> bool:
+    def change(self, waiting: Sequence[Request], memory: SpecifiedMemory, *, has_slot: bool, goes_on: bool) -> bool:
         """Launch the change that was read, or begin one: calls in order, then the first request that lacks its LoRA.
 
         Returns whether one is launched. In the step that ends a change, the requests that waited for it go first.

@@ -68,12 +68,7 @@ class SpecifiedRequest:
     """
 
     def __init__(
-        self,
-        message: Generate,
-        arrival: int,
-        limits: Limits,
-        since: float = 0.0,
-        lora: SpecifiedLora | None = None,
+        self, message: Generate, arrival: int, limits: Limits, since: float = 0.0, lora: SpecifiedLora | None = None
     ) -> None:
         self.since = since
         limited = (message.timeout_s, message.waiting_timeout_s, limits.waiting_timeout_s) != (None, None, None)

@@ -71,10 +71,7 @@ class PromptReader:
         assert self._served is not None, "no model is known yet"
         first = order.messages[0]
         prompt = Prompt.of_ids(
-            first.prompt_ids,
-            self._served.limits.page_size,
-            lora=first.lora or "",
-            salt=salt_key(first.cache_salt),
+            first.prompt_ids, self._served.limits.page_size, lora=first.lora or "", salt=salt_key(first.cache_salt)
         )
         return replace(prompt, tokens=sum(len(message.prompt_ids) for message in order.messages[:: order.n]))
 

@@ -35,13 +35,7 @@ class PrefixRequestRouter(RequestRouter):
     max_queue_len_response_deadline_s = 5.0
 
     def initialize_state(  # type: ignore[override] # Serve calls it with the arguments that the application gives
-        self,
-        *,
-        capacity: int,
-        index_chunks: int,
-        balance_percent: int,
-        balance_slack: int,
-        seed: int,
+        self, *, capacity: int, index_chunks: int, balance_percent: int, balance_slack: int, seed: int
     ) -> None:
         """Take the options; called by Serve. ``capacity`` is the maximum number of requests that an engine takes at
         once.

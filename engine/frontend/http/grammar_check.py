@@ -124,8 +124,7 @@ def require_end(limits: Limits, field: str) -> None:
     """Raise ApiError (400) for a model without an end token, whose output could never be complete."""
     if not limits.eos_token_ids:
         raise ApiError.at(
-            field,
-            "needs a model with an end token, but the configuration of this one names no eos_token_id",
+            field, "needs a model with an end token, but the configuration of this one names no eos_token_id"
         )
 
 

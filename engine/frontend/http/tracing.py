@@ -192,7 +192,5 @@ class FirstWarning(logging.Handler):
         if not self._is_said:
             self._is_said = True
             logger.warning(
-                "spans may be lost (reported once): %s; check the collector at %s",
-                record.getMessage(),
-                self._endpoint,
+                "spans may be lost (reported once): %s; check the collector at %s", record.getMessage(), self._endpoint
             )

@@ -113,11 +113,7 @@ class Dialect(msgspec.Struct, frozen=True, kw_only=True):
             reasoning = reasoning_of_template(template)
         elif reasoning == NONE:
             reasoning = None
-        return cls(
-            family=family,
-            reasoning=reasoning,
-            form=None if family is None else family.form_of(template),
-        )
+        return cls(family=family, reasoning=reasoning, form=None if family is None else family.form_of(template))
 
     def about(self) -> dict[str, str]:
         """Return the parsers' names for the startup summary."""

@@ -51,10 +51,7 @@ def appended(parts: list[Part], part: Part) -> None:
         case (
             (Content(text), Content(before))
             | (Reasoning(text), Reasoning(before))
-            | (
-                CallArguments(text),
-                CallArguments(before),
-            )
+            | (CallArguments(text), CallArguments(before))
         ):
             parts[-1] = type(part)(before + text)
         case (Content(""), _) | (Reasoning(""), _) | (CallArguments(""), _):

@@ -155,9 +155,4 @@ class BlockBatch:
 def block_names(*, windowed: bool) -> tuple[str, str, str, str]:
     """Name the graph's inputs for one pool's block table, in the order of ``BlockPool.block_table``."""
     prefix = "window_" if windowed else ""
-    return (
-        f"{prefix}past_lens",
-        f"{prefix}block_indices",
-        f"{prefix}block_indices_begins",
-        f"{prefix}max_context_len",
-    )
+    return (f"{prefix}past_lens", f"{prefix}block_indices", f"{prefix}block_indices_begins", f"{prefix}max_context_len")

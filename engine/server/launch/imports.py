@@ -25,12 +25,7 @@ FRONTEND_MODULES = (
     "uvicorn.lifespan.off",
 )
 SCHEDULER_MODULES = ("engine.server.scheduler_process.main", "engine.pipeline.staged")
-MODEL_MODULES = (
-    "engine.model.checkpoint",
-    "engine.model.runner",
-    "engine.pipeline.local",
-    "engine.pipeline.stage",
-)
+MODEL_MODULES = ("engine.model.checkpoint", "engine.model.runner", "engine.pipeline.local", "engine.pipeline.stage")
 # OpenVINO needs these only for a conversion, which happens once per checkpoint.
 TORCH_MODEL_MODULES = (
     "engine.model.stage_model",

@@ -12,16 +12,7 @@ import msgspec
 
 from engine.core.frames import decoder_of
 from engine.core.limits import Limits
-from engine.process.control import (
-    Drain,
-    Drained,
-    Dying,
-    Loading,
-    ProcessDied,
-    Ready,
-    Serving,
-    Shutdown,
-)
+from engine.process.control import Drain, Drained, Dying, Loading, ProcessDied, Ready, Serving, Shutdown
 from engine.process.links.endpoint import Endpoint
 
 # ---- from an agent ----

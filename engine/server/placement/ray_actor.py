@@ -61,11 +61,7 @@ class StageHost:
         # The cluster's own address: a node may have been given another one than the machine's first.
         addresses = {node["NodeID"]: node["NodeManagerAddress"] for node in nodes()}
         return Place(
-            node_id=node_id,
-            address=addresses[node_id],
-            host=socket.gethostname(),
-            version=__version__,
-            nice=os.nice(0),
+            node_id=node_id, address=addresses[node_id], host=socket.gethostname(), version=__version__, nice=os.nice(0)
         )
 
     def run(self, order: StageOrder, secret: str) -> AgentEnd:

@@ -53,10 +53,7 @@ class PlacedStages:
     @property
     def settings(self) -> dict[str, Any]:
         """The settings that tell the server where its stages are."""
-        placed: dict[str, Any] = {
-            "placement": "join",
-            "stage_listen": f"{LOOPBACK}:{self._server}",
-        }
+        placed: dict[str, Any] = {"placement": "join", "stage_listen": f"{LOOPBACK}:{self._server}"}
         if self._cluster is not None:
             placed |= {
                 "placement": "ray",

@@ -188,11 +188,7 @@ class RemoteWorld(World):
     @property
     def sources(self) -> dict[Any, Callable[[], None]]:
         """The sources that become readable at an event of the engine or its clients, with callbacks."""
-        return {
-            self.socket: self.receive,
-            self.clients.fileno(): self.clients.clear,
-            self.alive: self.check_alive,
-        }
+        return {self.socket: self.receive, self.clients.fileno(): self.clients.clear, self.alive: self.check_alive}
 
     def check_alive(self) -> None:
         """Raise Violation for an engine whose supervisor is gone, unless the script killed it."""

@@ -13,15 +13,7 @@ from pathlib import Path
 from fastapi import APIRouter, Request, Response
 from fastapi.responses import PlainTextResponse
 
-from engine.core.messages import (
-    CallAnswer,
-    ClientMessage,
-    FlushCache,
-    LoadLora,
-    StartProfile,
-    UnloadLora,
-    Wake,
-)
+from engine.core.messages import CallAnswer, ClientMessage, FlushCache, LoadLora, StartProfile, UnloadLora, Wake
 from engine.frontend.http.auth import require_json
 from engine.frontend.http.body_reader import BodyReader
 from engine.frontend.http.description import Description

@@ -236,10 +236,7 @@ class CompletionBody(OpenAiBody):
 
     prompt: str | TokenIds | Annotated[Prompts, Field(max_length=MAX_PROMPTS)]
     logprobs: int | None = Field(
-        None,
-        ge=0,
-        le=MAX_TOP_LOGPROBS,
-        description="number of most likely tokens to return, beside the chosen one",
+        None, ge=0, le=MAX_TOP_LOGPROBS, description="number of most likely tokens to return, beside the chosen one"
     )
     best_of: int | None = Field(None, ge=1, le=MAX_N, description="not honoured: only 1, or n")
     max_tokens: int | None = Field(None, ge=0, le=MAX_INT32, description="0: only compute and cache the prompt")

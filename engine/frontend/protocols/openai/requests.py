@@ -298,8 +298,7 @@ def _with_call_grammar(order: Order, body: ChatBody, start: ReasoningStart | Non
     if body.required_tools:
         if field is not None:
             raise ApiError.at(
-                field,
-                "and a tool_choice that requires a call cannot both restrict the output; leave one of them out",
+                field, "and a tool_choice that requires a call cannot both restrict the output; leave one of them out"
             )
         several = body.parallel_tool_calls and not isinstance(body.tool_choice, NamedToolBody)
         required = [tool.offered for tool in body.required_tools]

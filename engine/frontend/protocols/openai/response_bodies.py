@@ -200,9 +200,7 @@ class ResponseBody(RequestFields, SamplingFields, NullableBody):
     background: OnlyFalse = Field(default=False, description="nothing is stored: only false")
     prompt: None = Field(None, description="nothing is stored: only null")
     include: list[Literal["message.output_text.logprobs", "reasoning.encrypted_content"]] = Field(
-        default=[],
-        max_length=2,
-        description="logprobs of the output tokens; reasoning is always returned in clear",
+        default=[], max_length=2, description="logprobs of the output tokens; reasoning is always returned in clear"
     )
     truncation: Literal["disabled"] = Field("disabled", description="the input is never truncated")
     top_logprobs: int = Field(

@@ -36,13 +36,7 @@ from engine.frontend.protocols.openai.answers import (
     Usage,
 )
 from engine.frontend.protocols.openai.chat_blocks import BlockKind, Change, Ended, Grown, NewChoice, SpokenChoice
-from engine.frontend.schema.native import (
-    CachedTokensDetails,
-    GenerateAnswer,
-    InputTopLogprob,
-    MetaInfo,
-    OutputLogprob,
-)
+from engine.frontend.schema.native import CachedTokensDetails, GenerateAnswer, InputTopLogprob, MetaInfo, OutputLogprob
 from engine.frontend.sessions.requests import Order, ServedModel
 from engine.frontend.sessions.sessions import DONE, Shape, Shaping, finished, listed, spelled
 from engine.frontend.text.answer import Decoder, Detokenizer, TokenTexts, WholeDecoder
