@@ -29,8 +29,9 @@ from engine.grammar.json_positions import (
 from engine.grammar.patterns import QUIET
 from engine.grammar.schema_ends import listed, named, target_in
 
-# How often one mask may look beyond a token; then a token counts as one that leads on.
+# How often one mask may look beyond a token, and how many tokens ahead; then a token counts as one that leads on.
 _MOST_LOOKS: Final = 512
+_FARTHEST_LOOK: Final = 128
 _MOST_REMEMBERED: Final = 4096
 _IN_STRINGS: Final = (Mode.STRING, Mode.ESCAPE)
 _IN_NAMES: Final = (Mode.KEY_STRING, Mode.KEY_ESCAPE)
@@ -190,7 +191,7 @@ class Distinctness:
         ``matcher`` is the library's, after the same output.
         """
         self._looks = _MOST_LOOKS
-        forbidden = self._forbidden(matcher, allowed, self._positions[-1], bytes(self._text), is_look=False)
+        forbidden = self._forbidden(matcher, allowed, self._positions[-1], bytes(self._text), ahead=0)
         if not forbidden:
             return allowed
         narrowed = allowed.copy()
@@ -198,11 +199,14 @@ class Distinctness:
         return narrowed
 
     def _forbidden(
-        self, matcher: Any, allowed: NDArray[np.bool_], position: Position, text: bytes, *, is_look: bool
+        self, matcher: Any, allowed: NDArray[np.bool_], position: Position, text: bytes, *, ahead: int
     ) -> list[int]:
-        """Return the tokens to forbid; with ``is_look`` only until one leads on."""
+        """Return the tokens to forbid; if ``ahead`` of the output only until one leads on."""
         forbidden = []
-        for token in self._to_try(allowed, position, text):
+        to_try = self._to_try(allowed, position, text)
+        if ahead:  # What closes a list leads on soonest.
+            to_try.sort(key=self._vocabulary.closes.__getitem__, reverse=True)
+        for token in to_try:
             try:
                 then = self._walk.moved(position, text, self._vocabulary.texts[token])
             except RepeatedError:
@@ -210,13 +214,13 @@ class Distinctness:
             except NotJsonError:
                 pass
             else:
-                if self._may_die(then, text, token) and not self._leads_on(matcher, token, then, text):
+                if self._may_die(then, text, token) and not self._leads_on(matcher, token, then, text, ahead + 1):
                     forbidden.append(token)
-                elif is_look:
+                elif ahead:
                     break
         return forbidden
 
-    def _leads_on(self, matcher: Any, token: int, then: Position, text: bytes) -> bool:
+    def _leads_on(self, matcher: Any, token: int, then: Position, text: bytes, ahead: int) -> bool:
         """Return whether some text that repeats no item follows a token; True in doubt."""
         longer = text + self._vocabulary.texts[token]
         outer = next(frame for frame in then.frames if frame.is_distinct)
@@ -224,7 +228,7 @@ class Distinctness:
         if self._ways.get(key, 0) > len(self._spent(then, longer)):
             return True
         self._looks -= 1
-        if self._looks < 0:
+        if self._looks < 0 or ahead > _FARTHEST_LOOK:
             return True
         after = matcher.deep_copy()
         if not after.consume_token(token):
@@ -239,7 +243,7 @@ class Distinctness:
             self._ways[key] = others + sum(1 for one in self._spent(then, longer) if allowed[one])
         if others > 0:
             return True
-        return len(tried) > len(self._forbidden(after, allowed, then, longer, is_look=True))
+        return len(tried) > len(self._forbidden(after, allowed, then, longer, ahead=ahead))
 
     def _spent(self, position: Position, text: bytes) -> set[int]:
         """Return the tokens that follow another item or complete it once more."""

@@ -112,6 +112,10 @@ LISTS: dict[str, dict[str, Any]] = {
     },
     "lists": listed(listed({"enum": [1, 2, 3, 4, 5, 6, 7]}, maxItems=2), minItems=5),
     "after another item": listed({"enum": [1, 2]}, prefixItems=[{"type": "string"}], minItems=3),
+    "numbers after another item": listed(
+        {"type": "number", "minimum": 0}, prefixItems=[{"type": "string"}], minItems=3
+    ),
+    "an item that must be there": listed(True, contains={"const": 0}, maxContains=3),
     "anything": {"type": "array", "uniqueItems": True, "minItems": 2},
     "in a map": {"type": "object", "additionalProperties": listed({"type": "string", "maxLength": 1})},
     "names of any kind": {"type": "object", "additionalProperties": {"type": "null"}, "minProperties": 3},
@@ -280,9 +284,9 @@ def test_an_item_with_a_text_to_come_is_not_looked_ahead_of(monkeypatch: pytest.
     """Each look costs a mask of the library, and an item whose text is still to come may become any."""
     looks, leads_on = list[bytes](), Distinctness._leads_on
 
-    def counted(items: Distinctness, matcher: Any, token: int, then: Position, text: bytes) -> bool:
+    def counted(items: Distinctness, matcher: Any, token: int, then: Position, text: bytes, ahead: int) -> bool:
         looks.append(text)
-        return leads_on(items, matcher, token, then, text)
+        return leads_on(items, matcher, token, then, text, ahead)
 
     monkeypatch.setattr(Distinctness, "_leads_on", counted)
     text = b'[{"n": 1, "s": "a", "o": true}, {"n": 1, "s": "a", "o": false}, {"n": 1, "s": "b", "o": true}]'
