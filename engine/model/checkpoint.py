@@ -19,8 +19,9 @@ from safetensors import SafetensorError
 from engine.core.config import EMBEDDED_MODEL, OPENVINO_BLOCK_TOKENS, EngineConfig, embedded_seed, has_embedded_window
 from engine.core.errors import CheckpointError
 from engine.core.limits import ModelFacts, embedded_facts
-from engine.model.checkpoint_files import folder_at, path_at, read_json, stored_tensors
+from engine.model.checkpoint_files import folder_at, path_at, read_json, weights_digest
 from engine.model.embedded import embedded_folder
+from engine.model.page_layout import KVOrigin
 from engine.model.pooling import PoolingKind, read_pooling
 from engine.model.quantization import Quantization, quantization_of
 
@@ -43,6 +44,8 @@ _BYTES_PER_VALUE = {"float32": 4, "bfloat16": 2, "float16": 2}
 # The scale and the offset of a block of 8-bit numbers, both fp32.
 _SCALE_AND_OFFSET_BYTES = 8
 _DIGEST_BYTES = 16
+# A longer value of a field is compared by its digest, because a greeting carries all of them.
+_MAX_VALUE_CHARS = 128
 
 
 def resolve_folder(config: EngineConfig) -> Path:
@@ -240,18 +243,37 @@ def require_tokenizer(folder: Path) -> None:
 
 
 def checkpoint_digest(config: EngineConfig) -> str:
-    """Return a digest of a checkpoint without its weights' values: the computation, and all names, types and shapes.
+    """Return a digest of a checkpoint: its computation and its weights, of whose values ``weights_digest`` reads parts.
 
-    Two checkpoints of one model with different weights have the same digest. Raises CheckpointError for a folder
-    without a checkpoint.
+    Raises CheckpointError for a folder without a checkpoint.
     """
     folder = resolve_folder(config)
-    described = {name: value for name, value in read_json(folder / "config.json").items() if name not in ORIGIN_FIELDS}
+    return _short_digest(json.dumps([_described(folder), _weights_of(folder)], sort_keys=True))
+
+
+def read_kv_origin(folder: Path, config: EngineConfig) -> KVOrigin:
+    """Return the origin of KV that the checkpoint in ``folder`` computes. Raises CheckpointError like the digest."""
+    fields = ((name, json.dumps(value, sort_keys=True)) for name, value in sorted(_described(folder).items()))
+    rounded = "" if config.weights == "auto" else f" in {config.weights}"
+    return KVOrigin(
+        fields=tuple((name, text if len(text) <= _MAX_VALUE_CHARS else _short_digest(text)) for name, text in fields),
+        weights=f"{_weights_of(folder)}{rounded}",
+    )
+
+
+def _described(folder: Path) -> dict[str, object]:
+    """Read the fields of a model's configuration that affect the computation."""
+    return {name: value for name, value in read_json(folder / "config.json").items() if name not in ORIGIN_FIELDS}
+
+
+def _weights_of(folder: Path) -> str:
     try:
-        weights = {name: [kind, shape] for name, kind, shape in stored_tensors(folder)}
+        return weights_digest(folder)
     except (OSError, SafetensorError) as exc:
         raise CheckpointError(f"{folder} must hold *.safetensors that can be read, but: {exc}") from exc
-    text = json.dumps([described, weights], sort_keys=True)
+
+
+def _short_digest(text: str) -> str:
     return hashlib.blake2b(text.encode(), digest_size=_DIGEST_BYTES).hexdigest()
 
 

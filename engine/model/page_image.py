@@ -13,24 +13,25 @@ import torch
 
 from engine.core.errors import StepFailedError
 from engine.model.kv_pool import KVPool
-from engine.model.page_layout import PageLayout
+from engine.model.page_layout import KVOrigin, PageLayout
 from engine.model.slot_record import SlotRecord
 
 
 class PageImages:
     """Reads and writes pages of ``pool`` and ``record``, from any thread, after earlier launches.
 
+    ``origin`` says which model computes their KV.
     Uses its own stream on a GPU. An image is a tensor of bytes on the host, pinned if there is a GPU.
     """
 
-    def __init__(self, pool: KVPool, record: SlotRecord, *, stage: int, stages: int) -> None:
+    def __init__(self, pool: KVPool, record: SlotRecord, *, stage: int, stages: int, origin: KVOrigin | None) -> None:
         self._pool = pool
         self._record = record
         kv = pool.page(0)
         parts = tuple((str(part.dtype).removeprefix("torch."), tuple(part.shape)) for part in kv)
         self._kv_bytes = sum(part.numel() * part.element_size() for part in kv)
         self.image_bytes = self._kv_bytes + sum(part.nbytes for part in record.page(0))
-        self.layout = PageLayout(stage, stages, pool.page_size, parts, record.sanitizer_root, self.image_bytes)
+        self.layout = PageLayout(stage, stages, pool.page_size, origin, parts, record.sanitizer_root, self.image_bytes)
         self._stream: torch.cuda.Stream | None = None
         if kv and kv[0].is_cuda:
             self._stream = torch.cuda.Stream(kv[0].device)

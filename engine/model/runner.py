@@ -34,6 +34,7 @@ from engine.model.backend import ComputingStage, make_stage
 from engine.model.batch import Batch, DecodeBatch, ForwardBatch, emitters_of
 from engine.model.checkpoint import (
     local_folder,
+    read_kv_origin,
     read_model_config,
     read_never_sampled_ids,
     require_same_model,
@@ -45,6 +46,7 @@ from engine.model.host_pool import HostPool
 from engine.model.lora import LoadedLora, ReadLoras, StageLoras
 from engine.model.newest_tokens import DeviceTokens, NewestTokens
 from engine.model.page_image import PageImages
+from engine.model.page_layout import KVOrigin
 from engine.model.profiling import StageProfile
 from engine.model.prompt_logprobs import PromptScores, ScoreTaker
 from engine.model.prompt_vectors import PromptVectors
@@ -104,6 +106,7 @@ class StageRunner:
         # The folder of the weights, None for the configured model, and the state of its files when it was read.
         self._source: str | None = None
         self._files = states_of(self.facts.folder)
+        self._origin = self._origin_of(self.facts.folder)
         # The commit of each prepared control, by its number.
         self._prepared: dict[int, Rest] = {}
         self.read_loras = ReadLoras()
@@ -143,7 +146,13 @@ class StageRunner:
 
     def page_images(self) -> PageImages:
         """Return the current pages; a stage that has slept has new ones."""
-        return PageImages(self.model.pool, self._record, stage=self.stage, stages=self._limits.pp_size)
+        return PageImages(
+            self.model.pool, self._record, stage=self.stage, stages=self._limits.pp_size, origin=self._origin
+        )
+
+    def _origin_of(self, folder: Path) -> KVOrigin | None:
+        """Read the origin of KV, if this engine exchanges KV with others."""
+        return None if self._config.role == "both" else read_kv_origin(folder, self._config)
 
     def fail_next(self, *, on: bool = True) -> None:
         """Make the next forward pass raise, like a broken kernel, or cancel that; for fault injection."""
@@ -365,18 +374,18 @@ class StageRunner:
         window_pages = pages if self._limits.window_tokens else 0
         limits = msgspec.structs.replace(self._limits, total_pages=pages, window_pages=window_pages, rows=1)
         made = self._make_alike(config, limits)
-        files = states_of(made.facts.folder)
+        note = partial(self._note_weights, source, states_of(folder), self._origin_of(folder))
         if not isinstance(self.model, AsleepStage):
-            return partial(self._take_weights, source, files, made)
+            return partial(self._take_weights, made, note)
         del made
         give_back(self.model.device)
-        return partial(self._note_weights, source, files)
+        return note
 
-    def _take_weights(self, source: str | None, files: FileStates, made: ComputingStage) -> None:
+    def _take_weights(self, made: ComputingStage, note: Rest) -> None:
         made.take_pool(self.model.pool)
         self._become(made)
         self._record.change_weights()
-        self._note_weights(source, files)
+        note()
 
     def _become(self, made: ComputingStage) -> None:
         """Replace the computing stage, keeping the loaded LoRAs."""
@@ -384,8 +393,8 @@ class StageRunner:
             made.lora.become(self.model.lora)
         self.model, self.facts = made, made.facts
 
-    def _note_weights(self, source: str | None, files: FileStates) -> None:
-        self._source, self._files = source, files
+    def _note_weights(self, source: str | None, files: FileStates, origin: KVOrigin | None) -> None:
+        self._source, self._files, self._origin = source, files, origin
 
     def _prepare_sleep(self) -> Rest:
         """Build the sleeping stage. Memory is freed only at the commit, by all stages or by none."""

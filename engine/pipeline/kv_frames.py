@@ -18,12 +18,12 @@ from engine.core.messages import encode
 from engine.model.page_layout import PageLayout
 
 # Incremented with every change of the frames.
-KV_PROTOCOL: Final = 2
+KV_PROTOCOL: Final = 3
 PAGE: Final = b"PAGE"
 END: Final = b"END."
 # The kind of frame, the transfer's number on the receiving side, and the page's index in it.
 HEADER: Final = struct.Struct("<4sQQ")
-# A greeting has a few hundred bytes; with OpenVINO it names every layer.
+# A greeting has a few thousand bytes, most of them the model's fields; with OpenVINO it names every layer.
 _MAX_FRAME_BYTES: Final = 1 << 18
 MAX_RUN_CHARS: Final = 64
 # Bounded, because a verdict becomes part of a request's error and of logs.
@@ -31,7 +31,7 @@ MAX_ERROR_CHARS: Final = 2048
 
 
 class Greeting(msgspec.Struct, frozen=True):
-    """The sender's first frame: the run of the receiving engine, and the layout of the pages."""
+    """The sender's first frame: the run of the receiving engine, and the layout and origin of the pages."""
 
     protocol: int
     run: Annotated[str, msgspec.Meta(max_length=MAX_RUN_CHARS)]

@@ -109,7 +109,7 @@ class SearchedEngine(ConnectedEngine, SearchedMember):
         """Assume that another engine is new and idle; a prefill engine also reports its load to all again."""
         self._announced = None
         if self.prefills is not None and other in self.prefills.urls:
-            self.prefills.met(other, _load_of(0, 0, 0))
+            self.prefills.met(other, _load_of(0, 0, 0, self.limits.page_size))
 
     def part_from(self, other: str) -> None:
         if self.prefills is not None and other in self.prefills.urls:
@@ -140,7 +140,8 @@ class SearchedEngine(ConnectedEngine, SearchedMember):
             return PrefillLoad(None)
         scheduler = self.run.machine.scheduler
         cached = scheduler.memory.pages.cached
-        return PrefillLoad(_load_of(scheduler.books.sleep_level, cached, scheduler.counters.weights_version))
+        version = scheduler.counters.weights_version
+        return PrefillLoad(_load_of(scheduler.books.sleep_level, cached, version, self.limits.page_size))
 
     def _take_answer(self, message: PrefillAnswer) -> None:
         assert self.prefills is not None
@@ -157,13 +158,14 @@ class SearchedEngine(ConnectedEngine, SearchedMember):
         return self.prefills.place(message).prefill_at
 
 
-def _load_of(sleep_level: int, cached_pages: int, weights_version: int) -> Load:
+def _load_of(sleep_level: int, cached_pages: int, weights_version: int, page_size: int) -> Load:
     """Return the load of a prefill engine, without the numbers that the placement counts itself."""
     return Load(
         role=PREFILL,
         sleep_level=sleep_level,
         cached_pages=cached_pages,
         weights_version=weights_version,
+        page_size=page_size,
         num_running_reqs=0,
         num_waiting_reqs=0,
         num_pending_tokens=0,

@@ -45,9 +45,12 @@ class PrefillCounts:
 
 @dataclass(slots=True)
 class _Engine:
-    """``why_not`` is the last known reason to avoid the engine, empty if it takes prompts."""
+    """``why_not`` is the last known reason to avoid the engine, empty if it takes prompts. An ``is_unlike`` one can be
+    no partner until it has been started again.
+    """
 
     why_not: str = "has not answered yet"
+    is_unlike: bool = False
     last_failure: str = ""
     failures: int = 0
     retry_at: float = 0.0
@@ -74,6 +77,7 @@ class Prefills:
     """The prefill engines of one decode engine, by their URLs. ``now`` returns seconds of a monotonic clock.
 
     ``capacity`` is the maximum number of prompts of one engine at a time. ``retry_s=0`` ignores the health of engines.
+    An engine with another page size or ``version`` is not used.
     """
 
     def __init__(
@@ -83,8 +87,10 @@ class Prefills:
         capacity: int,
         now: Callable[[], float],
         retry_s: float = FIRST_RETRY_S,
+        version: str = "",
     ) -> None:
         self._page_size = page_size
+        self._version = version
         self._retry_s = retry_s
         self._now = now
         self._placement = Placement(Rules(), index_chunks=INDEX_PAGES)
@@ -218,19 +224,28 @@ class Prefills:
 
     def met(self, url: str, load: Load) -> None:
         """Take the load that an engine reports."""
-        if load.role != PREFILL:
-            self.lost(url, f"must be a prefill engine, got one with role={load.role!r}; start it with --role prefill")
+        engine, unlike = self._engines[url], self._why_unlike(load)
+        engine.is_unlike = unlike is not None
+        if unlike is not None or load.sleep_level:
+            self.lost(url, unlike or "is asleep")
             return
-        if load.sleep_level:
-            self.lost(url, "is asleep")
-            return
-        self._engines[url].why_not = ""
+        engine.why_not = ""
         self._placement.take_load(url, load)
+
+    def _why_unlike(self, load: Load) -> str | None:
+        """Return why the engine with this load can be no partner; None if it can."""
+        if load.role != PREFILL:
+            return f"must be a prefill engine, got one with role={load.role!r}; start it with --role prefill"
+        if load.version != self._version:
+            return f"must be version {self._version!r} as this engine, got {load.version!r}; run the same on both"
+        if load.page_size != self._page_size:
+            return f"must have page_size={self._page_size} as this engine, got {load.page_size}; give both the same"
+        return None
 
     def busy(self, url: str) -> None:
         """Note that an engine answers, although its scheduler is too busy to report a load."""
         engine = self._engines[url]
-        if engine.why_not:
+        if engine.why_not and not engine.is_unlike:
             engine.why_not = ""
             self._placement.report(url, ReplicaLoad())
 

@@ -255,7 +255,7 @@ class Rendezvous:
         assert one.prepared is not None
         if one.prepared.digests[0] != self._digests[0]:
             return (
-                "every machine must have the same checkpoint: config, and names, types and shapes of the weights; "
+                "every machine must have the same revision of the checkpoint: config and weights; "
                 f"the one on {one.join.node} differs from the server's {self._settings.model!r}; copy it there, or "
                 "give its path with --model"
             )

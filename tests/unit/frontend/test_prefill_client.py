@@ -34,7 +34,7 @@ from engine.process.settings import ServerSettings
 AT = "http://127.0.0.1:1"
 TO = ("unix:/x/kv-0#r",)
 PAGE = 4
-LOAD: dict[str, Any] = msgspec.to_builtins(msgspec.structs.replace(IDLE_LOAD, role="prefill"))
+LOAD: dict[str, Any] = msgspec.to_builtins(msgspec.structs.replace(IDLE_LOAD, role="prefill", page_size=PAGE))
 Answer = httpx.Response | Exception
 json_bytes = msgspec.json.encode
 

@@ -1,4 +1,4 @@
-"""The digest that distinguishes checkpoints without reading their weights."""
+"""The digest that distinguishes checkpoints without reading all of their weights, and the origin of their KV."""
 
 from __future__ import annotations
 
@@ -13,7 +13,8 @@ from safetensors.torch import load_file, save_file
 
 from engine.core.config import EngineConfig
 from engine.core.errors import CheckpointError
-from engine.model.checkpoint import checkpoint_digest, resolve_folder
+from engine.model.checkpoint import checkpoint_digest, read_kv_origin, resolve_folder
+from engine.model.checkpoint_files import weights_digest
 
 
 @pytest.fixture
@@ -37,7 +38,7 @@ def test_a_copy_is_the_same_and_so_is_one_in_other_files(folder: Path) -> None:
     tensors = load_file(weights)
     names = sorted(tensors)
     save_file({name: tensors[name] for name in names[:5]}, folder / "a.safetensors")
-    save_file({name: tensors[name] + 1 for name in names[5:]}, folder / "b.safetensors", {"format": "pt"})
+    save_file({name: tensors[name] for name in names[5:]}, folder / "b.safetensors", {"format": "pt"})
     weights.unlink()
     assert digest(folder) == expected
 
@@ -51,6 +52,50 @@ def test_another_model_is_another(folder: Path) -> None:
         save_file(tensors | {next(iter(tensors)): changed}, weights)
         seen.append(digest(folder))
     assert len(set(seen)) == 4
+
+
+def test_another_value_of_any_weight_is_another_model(folder: Path) -> None:
+    (weights,) = folder.glob("*.safetensors")
+    first, tensors = digest(folder), load_file(weights)
+    unnoticed = []
+    for name, tensor in tensors.items():
+        save_file(tensors | {name: tensor * 1.001}, weights)
+        if digest(folder) == first:
+            unnoticed.append(name)
+    assert not unnoticed
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float8_e4m3fn, torch.int8])
+@pytest.mark.parametrize("place", [0, -1])
+def test_parts_of_a_large_weight_are_read_at_both_ends(tmp_path: Path, dtype: torch.dtype, place: int) -> None:
+    weight = torch.zeros(1, 200_001).to(dtype)
+    save_file({"a": torch.ones(3), "large": weight}, tmp_path / "x.safetensors")
+    first = weights_digest(tmp_path)
+    changed = weight.clone()
+    changed[0, place] = 1
+    save_file({"a": torch.ones(3), "large": changed}, tmp_path / "x.safetensors")
+    assert weights_digest(tmp_path) != first
+
+
+def test_the_origin_of_kv_names_what_differs(folder: Path) -> None:
+    """A partner with another scaling of its rotary angles, or other weights, is told so."""
+    config = EngineConfig()
+    (weights,) = folder.glob("*.safetensors")
+    first = read_kv_origin(folder, config)
+    configure(folder, _name_or_path="/elsewhere", transformers_version="0")
+    assert read_kv_origin(folder, config) == first
+    configure(folder, rope_scaling={"rope_type": "yarn", "factor": 4.0}, quantization_config={"ignore": ["x"] * 999})
+    other = read_kv_origin(folder, config)
+    assert other.difference(first).startswith("quantization_config of the model must be the same on both engines, got")
+    assert max(len(value) for _, value in other.fields) <= 128
+    configure(folder, quantization_config=None)
+    scaled = read_kv_origin(folder, config)
+    save_file({name: tensor * 1.001 for name, tensor in load_file(weights).items()}, weights)
+    words = read_kv_origin(folder, config).difference(scaled)
+    assert words.startswith("the weights of the model must be the same on both engines, got")
+    assert words.endswith("the same revision of the checkpoint, and the same --weights")
+    rounded = config.model_copy(update={"weights": "int8", "backend": "openvino"})
+    assert read_kv_origin(folder, rounded).weights == f"{read_kv_origin(folder, config).weights} in int8"
 
 
 def test_a_file_that_is_none_is_named(folder: Path) -> None:

@@ -12,7 +12,7 @@ from engine.core.errors import StepFailedError
 from engine.core.limits import EMBEDDED_FACTS, Limits
 from engine.model.kv_pool import KVPool
 from engine.model.page_image import PageImages
-from engine.model.page_layout import PageLayout
+from engine.model.page_layout import KVOrigin, PageLayout
 from engine.model.slot_record import SlotRecord
 
 
@@ -43,7 +43,7 @@ def content(pool: KVPool, record: SlotRecord, page: int) -> list[list[float]]:
 def test_a_page_is_copied_whole_and_nothing_else(*, pages_first: bool, sanitize: bool) -> None:
     source = pages_of(pages_first=pages_first, sanitize=sanitize, filled=True)
     target = pages_of(pages_first=pages_first, sanitize=sanitize)
-    reading, writing = (PageImages(*pages, stage=0, stages=1) for pages in (source, target))
+    reading, writing = (PageImages(*pages, stage=0, stages=1, origin=None) for pages in (source, target))
     assert reading.layout == writing.layout
     assert reading.layout.difference(writing.layout) is None
     before = content(*target, 3)
@@ -57,18 +57,18 @@ def test_a_page_is_copied_whole_and_nothing_else(*, pages_first: bool, sanitize:
 
 def test_another_root_is_another_layout() -> None:
     pool, record = pages_of()
-    before = PageImages(pool, record, stage=0, stages=1).layout
+    before = PageImages(pool, record, stage=0, stages=1, origin=None).layout
     record.change_weights()
-    difference = PageImages(pool, record, stage=0, stages=1).layout.difference(before)
+    difference = PageImages(pool, record, stage=0, stages=1, origin=None).layout.difference(before)
     assert str(difference).startswith("sanitizer_root must be the same on both engines, got ")
 
 
 def test_a_layout_travels() -> None:
-    layout = PageImages(*pages_of(), stage=1, stages=2).layout
+    layout = PageImages(*pages_of(), stage=1, stages=2, origin=KVOrigin((), "a digest")).layout
     assert msgspec.msgpack.decode(msgspec.msgpack.encode(layout), type=PageLayout) == layout
 
 
 @pytest.mark.parametrize("pages", [(4,), (-1,), (0, 3, 4)])
 def test_pages_that_do_not_exist_are_refused(pages: tuple[int, ...]) -> None:
     with pytest.raises(StepFailedError, match=r"pages of a transfer must be in 0\.\.3, got"):
-        PageImages(*pages_of(), stage=0, stages=1).require(pages)
+        PageImages(*pages_of(), stage=0, stages=1, origin=None).require(pages)

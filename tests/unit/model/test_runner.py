@@ -12,7 +12,7 @@ from engine.core.config import EngineConfig
 from engine.core.errors import IntegrityError
 from engine.core.limits import EMBEDDED_FACTS, Limits
 from engine.core.messages import Completion
-from engine.core.plan import Forward, ForwardMode, SamplingSpec, Segment
+from engine.core.plan import Forward, ForwardMode, SamplingSpec, Segment, SleepSwitch, WeightUpdate
 from engine.model.runner import StageRunner
 
 UNKNOWN_ID = "IndexError" if DEVICE == "cpu" else "token ids must be in"
@@ -126,6 +126,24 @@ def test_counters_and_digest_tell_what_was_done_and_can_forget() -> None:
     one.runners[0].forget()
     assert one.runners[0].slots_digest() == empty
     assert one.runners[0].counters.microbatches == 0
+
+
+def test_the_origin_of_kv_follows_the_weights() -> None:
+    """Only engines that exchange KV read it; a sleep changes nothing."""
+    assert chain_of().runners[0].page_images().layout.origin is None
+    (runner,) = chain_of(role="decode").runners
+    origins = [runner.page_images().layout.origin]
+    for number, control in enumerate(
+        (WeightUpdate(1, "embedded:3"), SleepSwitch(2, 1), SleepSwitch(3, 0), WeightUpdate(4, None)), start=1
+    ):
+        assert runner.prepare(control) is None
+        runner.settle(number, commit=True)
+        origins.append(runner.page_images().layout.origin)
+    first, updated, asleep, awake, again = origins
+    assert first == again != updated == asleep == awake
+    assert runner.prepare(WeightUpdate(5, "embedded:3")) is None
+    runner.settle(5, commit=False)
+    assert runner.page_images().layout.origin == first
 
 
 def test_the_sanitizer_finds_a_page_with_two_owners() -> None:

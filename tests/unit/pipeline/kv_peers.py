@@ -19,7 +19,7 @@ from engine.core.messages import PagesReceived, PagesSent, TransferEvent
 from engine.core.plan import ReceivePages, SendPages
 from engine.model.kv_pool import KVPool
 from engine.model.page_image import PageImages
-from engine.model.page_layout import PageLayout
+from engine.model.page_layout import KVOrigin, PageLayout
 from engine.model.slot_record import SlotRecord
 from engine.pipeline.kv_frames import (
     END,
@@ -40,6 +40,7 @@ from engine.process.kv_addresses import KVAddress
 WAIT_S = 30.0
 PAGES = 8
 PAGE_TOKENS = 16
+ORIGIN = KVOrigin(fields=(("hidden_size", "64"), ("rope_theta", "10000.0")), weights="1a")
 
 
 class SmallStage:
@@ -54,11 +55,12 @@ class SmallStage:
         dtype: torch.dtype = torch.bfloat16,
         sanitize: bool = True,
         layers: int = 2,
+        origin: KVOrigin = ORIGIN,
     ) -> None:
         limits = Limits.of(
             EngineConfig(page_size=page_tokens, max_total_tokens=page_tokens * PAGES, context_length=64), EMBEDDED_FACTS
         )
-        self.stage, self.stages = stage, stages
+        self.stage, self.stages, self.origin = stage, stages, origin
         self.pool = KVPool(
             limits, layers=layers, kv_heads=3, head_dim=8, dtype=dtype, device=torch.device("cpu"), pages_first=False
         )
@@ -66,7 +68,7 @@ class SmallStage:
         self.answers: queue.Queue[Any] = queue.Queue()
 
     def images(self) -> PageImages:
-        return PageImages(self.pool, self.record, stage=self.stage, stages=self.stages)
+        return PageImages(self.pool, self.record, stage=self.stage, stages=self.stages, origin=self.origin)
 
     def fill(self, page: int, value: int) -> None:
         for part in (*self.pool.page(page), *map(torch.from_numpy, self.record.page(page))):

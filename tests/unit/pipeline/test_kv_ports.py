@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 import torch
 from kv_peers import (
+    ORIGIN,
     WAIT_S,
     Decode,
     Decoder,
@@ -28,6 +29,7 @@ from engine.core.errors import ConfigError, StartupError
 from engine.core.messages import PagesReceived, PagesSent
 from engine.core.plan import SendPages, StopTransfer
 from engine.model.page_image import PageImages
+from engine.model.page_layout import KVOrigin
 from engine.process.kv_addresses import KVAddress, kv_addresses, parse_kv_address
 from engine.process.links.connection import LinkAddress
 from engine.process.links.endpoint import Endpoint
@@ -102,6 +104,18 @@ def test_addresses_are_read_as_they_are_written() -> None:
         ({"page_tokens": 32}, "page_size must be the same on both engines, got 32 on the sender and 16"),
         ({"dtype": torch.float32}, "got 2 x float32 (2, 3, 16, 8) on the sender and 2 x bfloat16 (2, 3, 16, 8)"),
         ({"layers": 3}, "parts must be the same on both engines, got 2 x bfloat16 (3, 3, 16, 8)"),
+        (
+            {"origin": KVOrigin((("hidden_size", "64"), ("rope_theta", "500000.0")), "1a")},
+            "rope_theta of the model must be the same on both engines, got 500000.0 on the sender and 10000.0",
+        ),
+        (
+            {"origin": KVOrigin((*ORIGIN.fields, ("rope_scaling", "null")), "1a")},
+            "rope_scaling of the model must be the same on both engines, got null on the sender and None",
+        ),
+        (
+            {"origin": KVOrigin(ORIGIN.fields, "2b")},
+            "the weights of the model must be the same on both engines, got 2b on the sender and 1a on the receiver",
+        ),
         ({"sanitize": False}, "sanitizer_root must be the same on both engines, got None on the sender and"),
     ],
 )

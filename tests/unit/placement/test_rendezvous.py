@@ -158,7 +158,9 @@ def test_one_too_many_is_refused_and_another_checkpoint_leaves_its_place_free(me
     meeting.drive()
     refused = heard(stages[0])
     assert isinstance(refused, Refused)
-    assert refused.why.startswith("every machine must have the same checkpoint: config, and names, types and shapes of")
+    assert refused.why.startswith(
+        "every machine must have the same revision of the checkpoint: config and weights; the one on"
+    )
     assert meeting.rendezvous.missing() == "stage-0"
     again = heard(meeting.join())
     assert isinstance(again, Assigned)

@@ -25,7 +25,8 @@ from scripted.search.execution import execute
 
 A, B = "http://127.0.0.1:1", "http://127.0.0.1:2"
 PAGE = 4
-LOAD = msgspec.structs.replace(IDLE_LOAD, role="prefill")
+VERSION = "1.2.3"
+LOAD = msgspec.structs.replace(IDLE_LOAD, role="prefill", page_size=PAGE, version=VERSION)
 
 
 class Scene:
@@ -33,7 +34,7 @@ class Scene:
 
     def __init__(self, capacity: int = 100) -> None:
         self.now = 100.0
-        self.prefills = Prefills((A, B), PAGE, capacity, lambda: self.now)
+        self.prefills = Prefills((A, B), PAGE, capacity, lambda: self.now, version=VERSION)
         self._rids = iter(range(10_000))
         self._transfers = iter(range(1, 10_000))
         for url in (A, B):
@@ -110,7 +111,7 @@ def test_a_prompt_without_a_full_page_before_its_last_token_is_not_placed() -> N
 
 
 def test_nobody_is_asked_before_it_was_met() -> None:
-    prefills = Prefills((A,), PAGE, 100, lambda: 0.0)
+    prefills = Prefills((A,), PAGE, 100, lambda: 0.0, version=VERSION)
     message = Generate(rid="r", prompt_ids=(1,) * 9, sampling=SamplingParams())
     assert prefills.place(message).prefill_at is None
     assert prefills.counts.unasked == 1
@@ -118,14 +119,25 @@ def test_nobody_is_asked_before_it_was_met() -> None:
     assert prefills.place(message).prefill_at == A
 
 
-def test_an_engine_of_another_role_is_named_and_not_asked() -> None:
+@pytest.mark.parametrize(
+    ("fields", "words"),
+    [
+        ({"role": "both"}, "got one with role='both'; start it with --role prefill"),
+        ({"version": "0.9"}, "must be version '1.2.3' as this engine, got '0.9'; run the same on both"),
+        ({"page_size": 32}, "must have page_size=4 as this engine, got 32; give both the same"),
+    ],
+)
+def test_an_engine_that_can_be_no_partner_is_named_and_not_asked(fields: dict[str, Any], words: str) -> None:
+    """Not even while its scheduler is too busy to say so again."""
     scene = Scene()
-    scene.prefills.met(A, msgspec.structs.replace(LOAD, role="both"))
+    scene.prefills.met(A, msgspec.structs.replace(LOAD, **fields))
+    scene.prefills.busy(A)
     assert {scene.place(page) for page in range(1, 5)} == {B}
     ((url, why),) = scene.prefills.news()
     assert url == A
-    assert "role='both'" in why
-    assert "--role prefill" in why
+    assert words in why
+    scene.prefills.met(A, LOAD)
+    assert scene.prefills.why_not(A) == ""
 
 
 def test_a_lost_engine_is_asked_when_it_was_met_again() -> None:

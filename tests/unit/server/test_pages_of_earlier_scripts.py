@@ -28,7 +28,7 @@ WAIT_S = 10.0
 PAGE_TOKENS = 4
 # Tokens and positions; the sanitizer's fingerprints are off.
 IMAGE_BYTES = 2 * PAGE_TOKENS * 4
-LAYOUT = PageLayout(0, 1, PAGE_TOKENS, (), None, IMAGE_BYTES)
+LAYOUT = PageLayout(0, 1, PAGE_TOKENS, None, (), None, IMAGE_BYTES)
 ORDER = SendPages(1, (0,), (DECODE_ENGINE,), 1, 0)
 TOKENS, EARLIER_TOKENS = (1, 2, 3, 4), (5, 6, 7, 8)
 

@@ -403,3 +403,29 @@ def test_kv_over_tcp_needs_the_secret(parent: PreloadedParent, tmp_path: Path, i
         assert bool(metric(decode, "prefills_failed_total")) is not is_right
         nothing_is_left(prefill, decode)
         assert ("did not prove" in prefill.log + decode.log or "secret" in prefill.log + decode.log) is not is_right
+
+
+@pytest.mark.parametrize(
+    ("values", "words"),
+    [
+        ({"model": "embedded:9"}, "the weights of the model must be the same on both engines, got"),
+        ({"page_size": 32}, "must have page_size=16 as this engine, got 32; give both the same"),
+    ],
+)
+def test_a_partner_of_another_model_is_named_and_costs_no_answer(
+    engines: tuple[RealServer, ...], parent: PreloadedParent, tmp_path: Path, values: dict[str, Any], words: str
+) -> None:
+    """Its KV has the same shape, and would make every token wrong."""
+    with fleet_of(parent, tmp_path) as fleet:
+        fleet.prefill(**values)
+        decode = fleet.decode()
+        sent = body(110, 1000)
+        expected = engines[0].http.post("/generate", json=sent).json()["output_ids"]
+
+        def is_told() -> bool:
+            assert decode.http.post("/generate", json=sent).json()["output_ids"] == expected
+            decode.http.post("/flush_cache")
+            return words in decode.log
+
+        until(is_told, "the log names the partner and what differs", every_s=0.2)
+        assert decode.stats()["pages_received"] == 0
