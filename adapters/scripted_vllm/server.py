@@ -15,27 +15,18 @@ from scripted_vllm.engine_objects import arguments_of, default_arguments
 
 # Settings that are not server arguments: properties of the model, a connector's behaviour, and timing.
 _OF_MODEL: Final = (
-    *("sliding_window", "attention_chunk_size", "swa_bounded_replay", "mamba_checkpoint_alignment", "rswa_window"),
-    *("circular_buffer_tokens", "is_encoder_decoder", "encoder_cache_size", "encoder_compute_budget"),
-    *("hisparse_host_blocks", "hisparse_hot_blocks"),
-)
+    "sliding_window", "attention_chunk_size", "swa_bounded_replay", "mamba_checkpoint_alignment", "rswa_window",
+    "circular_buffer_tokens", "is_encoder_decoder", "encoder_cache_size", "encoder_compute_budget",
+    "hisparse_host_blocks", "hisparse_hot_blocks",
+)  # fmt: skip
 _OF_SIMULATION: Final = (
-    *(
-        "kv_offered_tokens",
-        "kv_transfer_steps",
-        "kv_saves",
-        "kv_saves_aborted",
-        "grammar_steps",
-        "ec_transfer_steps",
-        "checks_sessions",
-    ),
-    *("structured_output", "kv_cache_report_mode", "model_runner", "kv_saves_aborted"),
-)
+    "kv_offered_tokens", "kv_transfer_steps", "kv_saves", "kv_saves_aborted", "grammar_steps", "ec_transfer_steps",
+    "checks_sessions", "structured_output", "kv_cache_report_mode", "model_runner",
+)  # fmt: skip
 # Parts of documents that name the simulated connectors.
 _SIMULATED: Final = (
-    *("kv_connector_module_path", "kv_connector_extra_config", "ec_connector_module_path"),
-    "ec_connector_extra_config",
-)
+    "kv_connector_module_path", "kv_connector_extra_config", "ec_connector_module_path", "ec_connector_extra_config",
+)  # fmt: skip
 
 
 class VllmServer(ServerDescription[VllmSettings]):
@@ -43,14 +34,14 @@ class VllmServer(ServerDescription[VllmSettings]):
 
     defaults: ClassVar = {"async_scheduling": True}
     sizes: ClassVar = (
-        *("block_size", "num_gpu_blocks", "max_model_len", "max_num_batched_tokens", "max_num_seqs"),
-        *("kv_offered_tokens", "kv_transfer_steps", "grammar_steps", "ec_transfer_steps", "encoder_compute_budget"),
-        *("log_stats", "structured_output", "checks_sessions"),
-    )
+        "block_size", "num_gpu_blocks", "max_model_len", "max_num_batched_tokens", "max_num_seqs", "kv_offered_tokens",
+        "kv_transfer_steps", "grammar_steps", "ec_transfer_steps", "encoder_compute_budget", "log_stats",
+        "structured_output", "checks_sessions",
+    )  # fmt: skip
     token_counts: ClassVar = (
-        *("block_size", "max_model_len", "max_num_batched_tokens", "long_prefill_token_threshold", "sliding_window"),
-        *("attention_chunk_size", "rswa_window", "kv_offered_tokens", "prefix_match_unit"),
-    )
+        "block_size", "max_model_len", "max_num_batched_tokens", "long_prefill_token_threshold", "sliding_window",
+        "attention_chunk_size", "rswa_window", "kv_offered_tokens", "prefix_match_unit",
+    )  # fmt: skip
     block_size: ClassVar = "block_size"
     switches: ClassVar = ("async_scheduling",)
     issue_form: ClassVar = (

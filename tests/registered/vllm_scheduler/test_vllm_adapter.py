@@ -183,6 +183,13 @@ def test_the_command_of_a_server_has_what_is_not_its_default() -> None:
     assert '"kv_load_failure_policy": "fail"' in command.line
 
 
+def test_a_setting_that_no_flag_sets_is_named_once() -> None:
+    settings = VllmSettings(kv_connector="async", kv_saves=True, kv_saves_aborted=True)
+    command = ADAPTER.server.command(settings)
+    assert command is not None
+    assert command.beside == ("simulation: kv_saves=True", "simulation: kv_saves_aborted=True")
+
+
 def plan(**more: Any) -> Any:
     nothing = SimpleNamespace(
         req_ids=[], resumed_req_ids=set(), all_token_ids={}, new_block_ids=[], num_computed_tokens=[]
