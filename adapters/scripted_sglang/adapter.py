@@ -47,20 +47,11 @@ check_loops()
 MUTANTS: Final = read_mutants(Path(__file__).with_name("mutants.toml"))
 # Constant after the scheduler is made, or used only for counters and publishing.
 _SHARED: Final = (
-    *(ServerArgs, ModelConfig, RuntimeContext, GroupCoordinator, ProcessGroup, TpModelWorker, KVCache),
-    *(
-        KVArgs,
-        contextlib.nullcontext,
-        slice,
-        torch.dtype,
-        torch.device,
-        torch.cpu.Stream,
-        torch.cpu.StreamContext,
-        np.generic,
-    ),
-    *(SchedulerMetricsReporter, SchedulerKvEventsPublisher, SchedulerLoadPublisher, SchedulerProfilerManager),
+    ServerArgs, ModelConfig, RuntimeContext, GroupCoordinator, ProcessGroup, TpModelWorker, KVCache, KVArgs,
+    contextlib.nullcontext, slice, torch.dtype, torch.device, torch.cpu.Stream, torch.cpu.StreamContext, np.generic,
+    SchedulerMetricsReporter, SchedulerKvEventsPublisher, SchedulerLoadPublisher, SchedulerProfilerManager,
     SchedulerDPAttnAdapter,
-)
+)  # fmt: skip
 
 
 # A batch keeps its parts until the next one replaces it, the last batch forever. The last thousand pauses are kept;

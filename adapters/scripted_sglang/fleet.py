@@ -37,15 +37,15 @@ NAME: Final = "sglang-fleet"
 MUTANTS: Final = read_mutants(Path(__file__).with_name("fleet_mutants.toml"))
 # What the servers know of each other.
 _ACQUAINTANCES: Final = (
-    *("decode_kv_args_table", "state_strides_validated", "failed_sessions", "session_failures", "prefill_info_table"),
-    *("connection_pool", "addr_to_rooms_tracker", "deferred_bootstrap", "transfers.reached", "transfers.lost"),
+    "decode_kv_args_table", "state_strides_validated", "failed_sessions", "session_failures", "prefill_info_table",
+    "connection_pool", "addr_to_rooms_tracker", "deferred_bootstrap", "transfers.reached", "transfers.lost",
     "transfers.forsaken",
-)
+)  # fmt: skip
 # SGLang never frees these for a room that was aborted at its prefill server or whose write failed (docs/sglang.md).
 _FORGOTTEN: Final = (
-    *("_deferred_abort_ack_tracker", "request_status", "failure_records", "transfer_infos", "req_to_decode_prefix_len"),
-    *("_staging_outstanding", "_deferred_ack_poisoned_rooms"),
-)
+    "_deferred_abort_ack_tracker", "request_status", "failure_records", "transfer_infos", "req_to_decode_prefix_len",
+    "_staging_outstanding", "_deferred_ack_poisoned_rooms",
+)  # fmt: skip
 
 SERVER: Final = adapter_of(
     f"{__name__}:SERVER",

@@ -17,9 +17,9 @@ class SglangServer(ServerDescription[SglangSettings]):
     """``sglang.launch_server`` with one scheduler's settings."""
 
     sizes: ClassVar = (
-        *("page_size", "max_total_tokens", "chunked_prefill_size", "max_running_requests", "context_length"),
-        *("num_reserved_decode_tokens", "client_rids", "router_tells_both"),
-    )
+        "page_size", "max_total_tokens", "chunked_prefill_size", "max_running_requests", "context_length",
+        "num_reserved_decode_tokens", "client_rids", "router_tells_both",
+    )  # fmt: skip
     token_counts: ClassVar = ("page_size", "max_total_tokens", "chunked_prefill_size", "context_length")
     block_size: ClassVar = "page_size"
     switches: ClassVar = ("disable_overlap_schedule",)

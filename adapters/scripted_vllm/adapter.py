@@ -65,27 +65,18 @@ WAKE_PARTS: Final = ("weights", "kv_cache", "scheduling")
 COPIER: Final = Copier(
     shared=(
         # Constant after the scheduler is made.
-        *(VllmConfig, SchedulerConfig, CacheConfig, ParallelConfig, SpeculativeConfig, ObservabilityConfig),
-        *(
-            KVTransferConfig,
-            KVEventsConfig,
-            ECTransferConfig,
-            LoRAConfig,
-            SamplingParams,
-            StructuredOutputsParams,
-            MultiModalFeatureSpec,
-        ),
+        VllmConfig, SchedulerConfig, CacheConfig, ParallelConfig, SpeculativeConfig, ObservabilityConfig,
+        KVTransferConfig, KVEventsConfig, ECTransferConfig, LoRAConfig, SamplingParams, StructuredOutputsParams,
+        MultiModalFeatureSpec, KVCacheConfig, KVCacheSpec, SimpleNamespace, torch.dtype,
         # A plan's masks are read before another plan is made.
-        *(KVCacheConfig, KVCacheSpec, SimpleNamespace, torch.dtype, torch.Tensor),
+        torch.Tensor,
         # The error of a grammar that does not compile; the lock of a pending answer, which no other thread takes.
-        *(ValueError, threading.Condition),
+        ValueError, threading.Condition,
         # Plans and results do not change once handed over, except the guesses of a plan that samples later.
-        *(SchedulerOutput, ModelRunnerOutput, KVConnectorOutput),
-        KnownBlocks,
-        Fresh,
+        SchedulerOutput, ModelRunnerOutput, KVConnectorOutput, KnownBlocks, Fresh,
     ),
     uniform=True,
-)
+)  # fmt: skip
 
 
 def _limits(settings: VllmSettings) -> Limits:

@@ -69,9 +69,9 @@ class VllmStandalone(Standalone):
         if machine.settings.connector_cls:
             raise NotImplementedError("with connector_cls the adapter is the worker, which no standalone file contains")
         methods = (
-            *("add_request", "schedule", "update_from_output", "finish_requests", "reset_prefix_cache"),
-            *("set_pause_state", "update_draft_token_ids", "update_draft_token_ids_in_output", "reset_encoder_cache"),
-        )
+            "add_request", "schedule", "update_from_output", "finish_requests", "reset_prefix_cache", "set_pause_state",
+            "update_draft_token_ids", "update_draft_token_ids_in_output", "reset_encoder_cache",
+        )  # fmt: skip
         found: dict[str, tuple[Any, Sequence[str]]] = {"scheduler": (scheduler, methods)}
         compiler = scheduler.structured_output_manager.backend
         if compiler is not None:
@@ -110,9 +110,9 @@ class VllmStandalone(Standalone):
                 return f"result_of({', '.join(given)})"
             case KVConnectorOutput():
                 fields = (
-                    *("finished_sending", "finished_recving", "invalid_block_ids", "failed_recving"),
+                    "finished_sending", "finished_recving", "invalid_block_ids", "failed_recving",
                     "kv_connector_worker_meta",
-                )
+                )  # fmt: skip
                 said = [f"{name}={calls.spell(getattr(value, name))}" for name in fields if getattr(value, name, None)]
                 return f"KVConnectorOutput({', '.join(said)})"
             case HiSparseConnectorWorkerMetadata():

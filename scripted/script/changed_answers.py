@@ -25,12 +25,10 @@ from scripted.script.state import MicrobatchInFlight
 from scripted.script.values import Condition, Status, Word
 
 # Values that the script or the configuration chose, and records to which steps only add.
-_GIVEN: Final = frozenset(
-    {
-        *("call_id", "choices", "history", "id", "max_new_tokens"),
-        *("names", "page_size", "prompt_ids", "prompt_seed", "rid", "rids", "total"),
-    }
-)
+_GIVEN: Final = frozenset({
+    "call_id", "choices", "history", "id", "max_new_tokens", "names", "page_size", "prompt_ids", "prompt_seed", "rid",
+    "rids", "total",
+})  # fmt: skip
 # Answers that only grow.
 _GROWING: Final = frozenset({"now", "step"})
 # Answers that stay true once they are.

@@ -31,9 +31,9 @@ _NAME: Final = "sglang"
 _FORGET_EVERY: Final = 256
 # Fields of requests for features that the adapter's scheduler lacks.
 _REFUSED: Final = (
-    *("mm_inputs", "session_params", "input_embeds", "lora_id", "custom_logit_processor", "bootstrap_room"),
-    *("return_hidden_states", "return_logprob", "positional_embed_overrides"),
-)
+    "mm_inputs", "session_params", "input_embeds", "lora_id", "custom_logit_processor", "bootstrap_room",
+    "return_hidden_states", "return_logprob", "positional_embed_overrides",
+)  # fmt: skip
 _REFUSED_SAMPLING: Final = ("stop_strs", "stop_regex_strs", "json_schema", "regex", "ebnf", "structural_tag")
 # Messages that change plans and have no frame.
 _NOT_TAKEN: Final = frozenset({

@@ -12,9 +12,9 @@ from scripted.sdk.flight.frames import Scalar
 
 # Server arguments with the same name in the adapter.
 _SAME: Final = (
-    *("disable_radix_cache", "enable_mixed_chunk", "schedule_policy", "schedule_conservativeness"),
-    *("enable_priority_scheduling", "max_queued_requests"),
-)
+    "disable_radix_cache", "enable_mixed_chunk", "schedule_policy", "schedule_conservativeness",
+    "enable_priority_scheduling", "max_queued_requests",
+)  # fmt: skip
 # Arguments that the adapter's scheduler leaves at the default, with the feature's name for a note.
 _OFF: Final = {
     "speculative_algorithm": "speculation",

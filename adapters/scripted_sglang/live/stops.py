@@ -27,9 +27,9 @@ from scripted_sglang.scheduler_view import shares_of
 
 # The messages of scripts, and the end; all other messages from the front end pass.
 _HELD: Final = (
-    *(AbortReq, ContinueGenerationReqInput, FlushCacheReqInput, PauseGenerationReqInput, TokenizedGenerateReqInput),
-    *(UpdateWeightFromDiskReqInput, ShutdownReq),
-)
+    AbortReq, ContinueGenerationReqInput, FlushCacheReqInput, PauseGenerationReqInput, TokenizedGenerateReqInput,
+    UpdateWeightFromDiskReqInput, ShutdownReq,
+)  # fmt: skip
 
 
 class SglangStops(LoopStops):

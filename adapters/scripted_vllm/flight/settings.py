@@ -12,10 +12,10 @@ from scripted.sdk.flight.frames import Scalar
 from scripted_vllm.config import VllmSettings
 
 _OF_SCHEDULER: Final = (
-    *("max_num_batched_tokens", "max_num_seqs", "policy", "async_scheduling", "enable_chunked_prefill"),
-    *("long_prefill_token_threshold", "long_prefill_token_threshold_adaptive", "scheduler_reserve_full_isl"),
-    *("watermark", "disable_chunked_mm_input", "prefill_schedule_interval"),
-)
+    "max_num_batched_tokens", "max_num_seqs", "policy", "async_scheduling", "enable_chunked_prefill",
+    "long_prefill_token_threshold", "long_prefill_token_threshold_adaptive", "scheduler_reserve_full_isl", "watermark",
+    "disable_chunked_mm_input", "prefill_schedule_interval",
+)  # fmt: skip
 
 
 def settings_of(scheduler: Any) -> tuple[dict[str, Scalar], tuple[str, ...]]:

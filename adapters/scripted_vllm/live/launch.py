@@ -15,14 +15,14 @@ _PLUGIN: Final = Plugin("vllm.general_plugins", "scripted_vllm.live.hook:install
 _BLOCK_SIZE: Final = 32
 # Settings that only the simulated runner understands.
 _SIMULATED: Final = (
-    *("pipeline_parallel_size", "num_speculative_tokens", "sliding_window", "enable_kv_cache_events"),
-    *("kv_connector", "async_scheduling", "structured_output", "max_loras"),
-)
+    "pipeline_parallel_size", "num_speculative_tokens", "sliding_window", "enable_kv_cache_events", "kv_connector",
+    "async_scheduling", "structured_output", "max_loras",
+)  # fmt: skip
 _FLAGS: Final = ("enable_prefix_caching", "enable_chunked_prefill", "scheduler_reserve_full_isl")
 _VALUES: Final = (
-    *("block_size", "max_model_len", "max_num_batched_tokens", "max_num_seqs"),
-    *("long_prefill_token_threshold", "watermark"),
-)
+    "block_size", "max_model_len", "max_num_batched_tokens", "max_num_seqs", "long_prefill_token_threshold",
+    "watermark",
+)  # fmt: skip
 _RUNS: Final = "a live vLLM on a CPU runs one synchronous stage, without guesses, windows, events or connectors"
 
 
@@ -46,11 +46,9 @@ def launch(settings: VllmSettings, folder: Path, port: int) -> ServerCommand:
     }
     flags = [f"--{'' if getattr(settings, name) else 'no-'}{name.replace('_', '-')}" for name in _FLAGS]
     command = [
-        *("scripted.sdk.live.model", str(models), "vllm.entrypoints.openai.api_server"),
-        *("--enforce-eager", "--no-async-scheduling", "--disable-log-stats"),
-        *option_words(values),
-        *flags,
-    ]
+        "scripted.sdk.live.model", str(models), "vllm.entrypoints.openai.api_server", "--enforce-eager",
+        "--no-async-scheduling", "--disable-log-stats", *option_words(values), *flags,
+    ]  # fmt: skip
     environment = {
         # /reset_prefix_cache, /pause and /resume are routes of its development mode.
         "VLLM_SERVER_DEV_MODE": "1",

@@ -230,9 +230,9 @@ class ResponseError(_Event, frozen=True, kw_only=True, tag="error"):
 
 
 RESPONSE_EVENTS = (
-    *(ResponseCreated, ResponseInProgress, ItemAdded, PartAdded, ReasoningDelta, ReasoningDone, TextDelta, TextDone),
-    *(PartDone, ArgumentsDelta, ArgumentsDone, ItemDone, ResponseCompleted, ResponseIncomplete, ResponseError),
-)
+    ResponseCreated, ResponseInProgress, ItemAdded, PartAdded, ReasoningDelta, ReasoningDone, TextDelta, TextDone,
+    PartDone, ArgumentsDelta, ArgumentsDone, ItemDone, ResponseCompleted, ResponseIncomplete, ResponseError,
+)  # fmt: skip
 
 _AS_CHAT = Translation(
     {
