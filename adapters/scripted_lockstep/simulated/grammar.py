@@ -18,7 +18,9 @@ from scripted_lockstep.simulated.held_orders import HeldOrders
 
 _MADE_UP_PLACES: Final = 6
 _MADE_UP_TOKENS: Final = 9
-_ATOM: Final = re.compile(r"(?:\[([!-~]-[!-~])\]|([A-Za-z0-9_#]))(?:\{(\d{1,5})\})?")
+# In a class: a range, or one character.
+_ITEM: Final = "[!-Z_-~]-[!-Z_-~]|[A-Za-z0-9_#]"
+_ATOM: Final = re.compile(rf"(?:\[((?:{_ITEM})+)\]|([A-Za-z0-9_#]))(?:\{{(\d{{1,5}})\}})?")
 _REGEX: Final = re.compile(rf"(?:{_ATOM.pattern})+")
 # In Lark: no text matches both terminals. The check of rules misses it, because it does not compare terminals.
 DEAD_END: Final = "start: /{regex}/ MORE\nMORE: /x/ & /y/"
@@ -98,6 +100,7 @@ def _parts_of(grammar: Grammar) -> list[tuple[tuple[int, ...], int]]:
     return parts
 
 
-def _part_of(span: str | None, literal: str | None, count: str | None) -> tuple[tuple[int, ...], int]:
-    first, last = (span[0], span[2]) if span is not None else (literal or "", literal or "")
-    return tuple(range(ord(first), ord(last) + 1)), 1 if count is None else int(count)
+def _part_of(items: str | None, literal: str | None, count: str | None) -> tuple[tuple[int, ...], int]:
+    found = re.findall(_ITEM, items or literal or "")
+    tokens = {token for item in found for token in range(ord(item[0]), ord(item[-1]) + 1)}
+    return tuple(sorted(tokens)), 1 if count is None else int(count)
