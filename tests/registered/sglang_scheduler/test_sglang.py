@@ -14,6 +14,7 @@ import re
 import subprocess
 import sys
 import threading
+from collections.abc import Callable
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -165,6 +166,27 @@ def test_a_defect_is_a_file_of_its_own_loop_or_of_its_own_front_end(line: str, f
     assert ("front.run(new_scheduler(settings))" in text) == bool(front)
     assert ("turns.run(new_scheduler(settings))" in text) != bool(front)
     assert "scripted" not in text.replace("found by search", "")
+
+
+@pytest.mark.parametrize("name", ["sglang-pause-never-ends", "sglang-abort-during-pause-lost"])
+def test_a_fix_of_the_front_end_mends_its_own_code(name: str) -> None:
+    """The search runs the adapter's front end, and these files SGLang's own, here over a scheduler of the adapter."""
+    (defect,) = [one for one in rows_of("sglang", ADAPTER.version()) if one.id == name]
+    text, _ = text_of(SglangStandalone(), Schedule.parse(defect.schedules[0]), "it")
+    assert text is not None
+    names: dict[str, Callable[..., object]] = {}
+    exec(text, names)
+
+    def run() -> None:
+        machine = SglangMachine(SglangSettings())
+        names["new_scheduler"] = lambda _: machine.scheduler
+        with machine.inside():
+            names["test_it"]()
+
+    with pytest.raises(AssertionError, match="something waits forever" if "never" in name else "aborted"):
+        run()
+    with defect.fixed():
+        run()
 
 
 @pytest.mark.parametrize(
