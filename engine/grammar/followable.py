@@ -20,6 +20,7 @@ from engine.grammar.integers import drop_unwritable, is_writable, round_bounds
 from engine.grammar.json_positions import DISTINCT, DISTINCT_NAMES
 from engine.grammar.names import name_properties, part_patterns
 from engine.grammar.presences import count_properties
+from engine.grammar.references import settled
 from engine.grammar.schema_ends import LISTED_PARTS, PARTS_BY_NAME, SINGLE_PARTS, SchemaEnds, listed, named
 
 # With more values, listing their subsets would make the schema too long.
@@ -42,15 +43,17 @@ def followable(schema: Any, *, marks_distinct: bool = False) -> Any:
     """
     if not isinstance(schema, dict):
         return schema
-    return _Mending(schema, marks_distinct=marks_distinct).mended(schema)
+    root = settled(schema)
+    return _Mending(root, marks_distinct=marks_distinct).mended(root)
 
 
 def misreads(schema: Any) -> bool:
     """Return whether numbers that the library misreads are among the values of a schema, or are all of them."""
     if not isinstance(schema, dict):
         return False
-    mending = _Mending(schema)
-    return (mending.mended(schema) is False and mending.lacks_numbers) or mending.misreads
+    root = settled(schema)
+    mending = _Mending(root)
+    return (mending.mended(root) is False and mending.lacks_numbers) or mending.misreads
 
 
 class _Mending:

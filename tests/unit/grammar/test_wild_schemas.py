@@ -247,6 +247,34 @@ ALTERNATIVES: dict[str, dict[str, Any]] = {
     },
     "a condition on a presence": _object({key: {"type": "boolean"} for key in "abc"}, additionalProperties=False)
     | PRESENT,
+    "zod's reference to where a part stood first": _object(
+        {"a": {"oneOf": [{"type": "integer"}, {"enum": ["x", "y"]}]}, "b": {"$ref": "#/properties/a/oneOf/1"}}, "a", "b"
+    ),
+    "a reference past an alternative that never fits": _object(
+        {"a": {"anyOf": [False, {"type": "integer"}, {"enum": ["x", "y"]}]}, "b": {"$ref": "#/properties/a/anyOf/2"}},
+        "b",
+    ),
+    "a reference into a condition": _object({"k": {"enum": ["a", "b"]}}, "k")
+    | {
+        "if": {"properties": {"k": {"const": "a"}}},
+        "then": B,
+        "else": _object({"c": {"$ref": "#/then/properties/b"}}, "c"),
+    },
+    "components of an API": {
+        "$ref": "#/components/schemas/A",
+        "components": {
+            "schemas": {
+                "A": {"type": "array", "items": {"$ref": "#/components/schemas/P"}, "minItems": 1},
+                "P": {"oneOf": [CAT, {"enum": [1, 2]}, {"enum": [2, 3]}]},
+            }
+        },
+    },
+    "names and values that look like references": _object(
+        {"$ref": {"enum": [{"$ref": "#/properties/$ref"}, 1]}, "part-0": {"$ref": "#/properties/$ref"}},
+        "$ref",
+        "part-0",
+    )
+    | {"$defs": {"part-0": {"type": "null"}}},
 }
 
 
