@@ -16,6 +16,7 @@ from starlette.datastructures import Headers, MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from engine.core.messages import TokenOutput
+from engine.frontend.schema.errors import shortened
 from engine.process.clock import Clock
 from engine.process.logs import REQUEST_LOGGER, fields_of
 
@@ -25,6 +26,9 @@ TRACE_HEADERS: Final = ("traceparent", "tracestate")
 # Paths that probes call every few seconds, of which only failures are logged.
 QUIET_PATHS: Final = frozenset({"/health", "/metrics"})
 SHOWN_RIDS: Final = 4
+# A request line may have as many bytes as a header.
+SHOWN_PATH_CHARS: Final = 512
+SHOWN_METHOD_CHARS: Final = 32
 # The key in the state of a request's scope, which exception handlers can read too.
 _STATE: Final = "request_id"
 _ID: Final = re.compile(r"[A-Za-z0-9._:/+=-]{1,128}")
@@ -119,10 +123,11 @@ class RequestLog:
             return
         # The raw path, because a decoded one may contain a line feed and forge a log line.
         path = scope.get("raw_path", b"").decode("ascii", "replace") or repr(scope["path"])
+        path, method = shortened(path, SHOWN_PATH_CHARS), shortened(scope["method"], SHOWN_METHOD_CHARS)
         fields = record.fields(self._clock.now())
         text = " ".join(f"{name}={_shown(value)}" for name, value in fields.items())
-        extra = fields_of(method=scope["method"], path=path, **fields)
-        logger.info("%s %s %s", scope["method"], path, text, extra=extra)
+        extra = fields_of(method=method, path=path, **fields)
+        logger.info("%s %s %s", method, path, text, extra=extra)
 
 
 def current_record() -> RequestRecord | None:

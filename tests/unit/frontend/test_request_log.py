@@ -12,6 +12,7 @@ import pytest
 from real_servers import RealServer, running
 
 from engine.core.messages import FinishReason, TokenOutput
+from engine.frontend.schema.errors import MAX_MESSAGE_CHARS
 from engine.frontend.sessions.sessions import Sessions
 from engine.process.logs import REQUEST_LOGGER, JsonFormatter, fields_of
 from engine.server.launch.preload import PreloadedParent
@@ -120,6 +121,27 @@ def test_path_cannot_forge_a_line(play, lines) -> None:
     (line,) = _messages(lines)
     assert line.startswith("GET /no%0AINFO%20forged request_id=")
     assert "\n" not in line
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "remedy"),
+    [
+        ("GET", "/" + "a" * 15_000, "; /docs lists the routes"),
+        ("M" * 5_000, "/generate", "; it takes POST"),
+        ("GET", "/v1/models/" + "m" * 15_000, "see /v1/models"),
+    ],
+)
+def test_a_long_request_line_makes_a_bounded_line_and_an_error_with_its_remedy(
+    play, lines, method: str, path: str, remedy: str
+) -> None:
+    async def scene(stage) -> None:
+        answer = await stage.http.request(method, path)
+        assert answer.json()["error"]["message"].endswith(remedy)
+
+    play(scene)
+    (line,) = _messages(lines)
+    assert len(line) < MAX_MESSAGE_CHARS + 1024
+    assert (path[:100] in line, method[:30] in line) == (True, True)
 
 
 def test_probes_are_logged_when_they_fail_only(play, lines) -> None:
