@@ -11,7 +11,7 @@ MOST_AHEAD: Final = 128
 # A comment that ends here, and the beginning of any.
 _WHOLE_COMMENT = re.compile(r"(?://|#)[^\n]*\n|/\*.*?\*/", re.DOTALL)
 _COMMENT = re.compile(r"/(?:[/*]|\Z)|#")
-_STRING = re.compile(r"""(["'])(?:[^"'\\]|\\.)*\1\s*(.?)""", re.DOTALL)
+_STRING = re.compile(r"""(["'])(?:(?!\1)[^\\]|\\.)*\1\s*(.?)""", re.DOTALL)
 _BARE_KEY = re.compile(r"[A-Za-z_][\w-]*\s*(.?)", re.DOTALL)
 _ITEM = re.compile(r"true|false|null|True|False|None|[+-]?[0-9][0-9_.eE+-]*")
 _BEGUN_ITEM = re.compile(r"[\w.+-]*")
@@ -151,7 +151,7 @@ class ClosingQuote:
             return self._before_end(rest) if is_own else True
         if rest[0] in ",;":
             around = self._due[-1 - closed] if closed < len(self._due) else "}"
-            return self._is_next(rest[1:].lstrip(), in_object=around == "}")
+            return self._is_next(self._past_comments(rest[1:]), in_object=around == "}")
         if is_own:
             return self._before_stop(rest)
         return True if rest[0] in "{[<`" else self._before_key(after)

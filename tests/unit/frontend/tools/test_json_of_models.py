@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import itertools
 import json
 from collections.abc import Callable
@@ -12,6 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from parsed_answers import arguments, cut, in_one_and_by_character, parsed, places, shown
 
+from engine.frontend.text.tools.closing_quotes import MOST_AHEAD
 from engine.frontend.text.tools.families import CALL, CALLS, END_CALL, END_CALLS, FAMILIES, SEPARATOR
 from engine.frontend.text.tools.families.kimi_k2 import ARGUMENTS, END_SECTION, SECTION
 from engine.frontend.text.tools.families.kimi_k2 import CALL as CALL_OF_KIMI
@@ -167,6 +169,20 @@ def test_values_of_any_two_kinds_come_after_each_other(family: str, write: Calla
     for pair in itertools.product(NEIGHBOURS, repeat=2):
         for written in ({"l": [*pair]}, dict(zip("ab", pair, strict=True))):
             assert calls_of(family, wrapped(family, write(written))) == [("call", "add", written)]
+
+
+@pytest.mark.parametrize("family", ["hermes", "llama3", "mistral"])
+def test_a_string_ends_before_any_sign_and_key(family: str) -> None:
+    """One before ``;}`` took in the key that holds a quote of the other kind, and one before a comment the rest.
+
+    A long text follows, so that the end of the call does not say it.
+    """
+    values = ('"a"', "'a'", r'"say \"a\""')
+    signs = ("},", ";},", " /* b */},", "}, // b\n", "}, /* b */")
+    for value, sign, key in itertools.product(values, signs, ('"k"', "'k'", '"it\'s"', "'say \"b\"'")):
+        written = f'{{"o": {{"s": {value}{sign} {key}: "{"c" * MOST_AHEAD}"}}'
+        expected = {"o": {"s": ast.literal_eval(value)}, ast.literal_eval(key): "c" * MOST_AHEAD}
+        assert calls_of(family, wrapped(family, written)) == [("call", "add", expected)], written
 
 
 @pytest.mark.parametrize("family", FAMILIES_OF_JSON)
