@@ -15,6 +15,7 @@ from engine.frontend.text.tools.argument_schemas import Properties
 # More than a name, a bracket and the name of an argument.
 _LONGEST_BEGINNING = 256
 _NAME = re.compile(r"""\s*(?P<quote>["']?)(?P<name>[\w.-]*)(?P<end>["']?)""")
+_NAME_AGAIN = re.compile(r"\s*\[?\s*[\w.-]*\s*")
 _SIGN = re.compile(r"\s*[=:)]?\s*")
 _KEY = re.compile(r"[\w.-]*")
 # Models of all families write them around the name.
@@ -49,6 +50,23 @@ class CalledNames:
             return self._follows(tool, " " + ahead, more)
 
         return bool((yield from text.judged(judged, _LONGEST_BEGINNING)))
+
+    def named_again(self, text: IncomingText, tool: str) -> Reading[str]:
+        """Return what stands here of a call whose tool is known if its arguments follow; empty if there is nothing.
+
+        That is its name once more, or the method that calls it, with or without the bracket of a list.
+        """
+        names = f"({re.escape(NAMESPACE)})?{re.escape(tool)}({re.escape(_AFTER_NAME)})?|{re.escape(_AFTER_NAME)}"
+        again = re.compile(rf"\s*\[?\s*({names})(?![\w.-])\s*")
+
+        def judged(ahead: str, more: bool) -> str | None:
+            found = again.match(ahead)
+            if more and (found is None or found.end() == len(ahead)) and _NAME_AGAIN.fullmatch(ahead):
+                return None
+            is_called = found is not None and self._follows(tool, ahead[found.end() :], more)
+            return None if is_called is None else found.group() if found and is_called else ""
+
+        return (yield from text.judged(judged, _LONGEST_BEGINNING)) or ""
 
     def _name_in(self, ahead: str, more: bool) -> CalledName | bool | None:
         """Return the name that a text begins with; False if it is none, None if that depends on ``more``."""

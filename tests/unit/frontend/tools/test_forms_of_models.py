@@ -98,6 +98,7 @@ def test_doubled_tags_are_no_text(family: str, text: str, expected: list[tuple[s
         ("llama4", "<|python_start|>add(n=1)<|python_end|>"),
         ("deepseek", v31('\n```json\n{"n": 1}\n```\n')),
         ("deepseek", v3('```\n{"n": 1}\n```')),
+        *(("deepseek", form(f"'{json.dumps({'n': 1})}'")) for form in (v31, v3)),
         ("deepseek", f'{CALLS}{CALL}add\n```json\n{{"n": 1}}\n```{END_CALL}{END_CALLS}'),
         ("llama3", '<function=add>{"n": 1}</function>'),
         ("llama3", '<function=add> {"n": 1}'),
@@ -156,6 +157,16 @@ def test_arguments_follow_the_tag_of_a_function(tag: str, given: str) -> None:
     assert parse("qwen3_coder", tag.format(given)) == ONE
 
 
+@pytest.mark.parametrize("text", ["<function=add>{}</function>", "<function=add>\n{}\n</function>"])
+@pytest.mark.parametrize(
+    "given", [".call(n=1)", "[add(n=1)]", "add(n=1)", "[ functions.add ( n = 1 ) ]", "add.call(n=1)"]
+)
+@pytest.mark.parametrize("family", ["qwen3_coder", "llama3"])
+def test_a_function_is_called_within_its_tag(family: str, text: str, given: str) -> None:
+    """The call seemed to have no arguments."""
+    assert parse(family, text.format(given)) == ONE
+
+
 def test_an_attribute_and_a_parameter_are_of_one_call() -> None:
     text = '<tool_call><function=add s="a>b"><parameter=n>\n1\n</parameter></function></tool_call>'
     assert parse("qwen3_coder", text) == text_of(s="a>b", n=1)
@@ -201,6 +212,10 @@ def test_calls_of_mistral_lack_markers() -> None:
         ("llama3", "<function=add>(1)</function>"),
         ("llama3", "<function=add"),
         ("qwen3_coder", "<tool_call>\n<b>add</b>\n</tool_call>"),
+        *(
+            ("qwen3_coder", f"<function=add>{given}</function>")
+            for given in ("n: 1", '[{"n": 1}]', "\n1\n", "<m>1</m>", "addn(n=1)", "add", "[sub(n=1)]")
+        ),
         ("deepseek", f"{CALL}sub\n```json\n{{}}\n```{END_CALL}"),
     ],
 )

@@ -9,7 +9,7 @@ from engine.frontend.text.incoming_text import Reading
 from engine.frontend.text.tools.call_grammar import CallForm
 from engine.frontend.text.tools.called_names import names_before
 from engine.frontend.text.tools.families.base import SectionParser
-from engine.frontend.text.tools.json_values import SPACE
+from engine.frontend.text.tools.json_values import QUOTES, SPACE
 
 
 def _marker(*words: str) -> str:
@@ -33,8 +33,8 @@ DEEPSEEK_FENCED_FORM: Final = CallForm(
     separator=("\n",),
     closing=(END_CALLS,),
 )
-# How arguments begin, the second where they are an object in a string.
-_BEGINNINGS: Final = frozenset('{"')
+# How arguments begin, the latter where they are an object in a string.
+_BEGINNINGS: Final = QUOTES | {"{"}
 _FENCED_NAME = re.compile(r"[^\s<>{}`]*")
 NULL: Final = "null"
 

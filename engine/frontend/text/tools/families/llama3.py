@@ -14,7 +14,7 @@ PYTHON_TAG: Final = "<|python_tag|>"
 _FUNCTION: Final = "<function="
 _FUNCTIONS: Final = (_FUNCTION, "<function(")
 _END_FUNCTION: Final = "</function>"
-_AFTER_ARGUMENTS = re.compile(r"[\s)>]*")
+_AFTER_ARGUMENTS = re.compile(r"[\s)>\]]*")
 _NAME = re.compile(r"[^<>{}\s]*")
 
 
@@ -60,8 +60,12 @@ class Llama3Parser(CallParser):
             self._give_back()
             return
         yield from text.run(SPACE)
+        again = yield from self._called.named_again(text, name)
+        text.take(len(again))
         if (yield from text.peek()) != "{" and not (yield from self._called.sees_named(text, name)):
             self._give_back()
             return
         yield from self._read_arguments_of(name)
+        if again:
+            yield from text.run(_AFTER_ARGUMENTS)
         yield from self._skip_closers(_END_FUNCTION)

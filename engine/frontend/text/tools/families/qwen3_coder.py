@@ -6,7 +6,7 @@ import re
 from collections.abc import Collection, Sequence
 from typing import Final
 
-from engine.frontend.text.incoming_text import Reading
+from engine.frontend.text.incoming_text import Emit, Reading, dropped
 from engine.frontend.text.tools.argument_schemas import Properties
 from engine.frontend.text.tools.call_grammar import ArgumentForm, CallForm
 from engine.frontend.text.tools.closing_tags import is_closer
@@ -28,7 +28,7 @@ _OPENING = re.compile(
 )
 # The opening of any element up to a name, which is a parameter's where only one is possible.
 _ELEMENT = re.compile(r"<(?:(\w+)(?:\s+name)?\s*[=:\s]\s*)?")
-_AFTER_ARGUMENTS = re.compile(r"[\s,;}>]*")
+_AFTER_ARGUMENTS = re.compile(r"[\s,;}>\]]*")
 _TAG_NAME = re.compile(r"[^<>\n]*")
 
 
@@ -124,6 +124,8 @@ class Qwen3CoderParser(CallParser):
         text.take(int(closed))
         nested.enter(name, has_lines="\n" in (yield from text.word(SPACE)))
         arguments, properties = WrittenArguments(self._parts), self._properties.get(name, {})
+        text.take(len((yield from self._called.named_again(text, name))))
+        lost, opener = list[str](), ""
         if called is not None or (yield from text.peek()) == "{" or (yield from self._called.sees_named(text, name)):
             has_names = yield from self._read_given(name, arguments)
             yield from text.run(_AFTER_ARGUMENTS)
@@ -133,9 +135,15 @@ class Qwen3CoderParser(CallParser):
                 yield from self._skip_closers(CLOSE)
                 return
         else:
+            opener = yield from self._next_parameter(properties, lost.append)
+            # Text is no argument, so a tool that has some is not called with it alone.
+            has_none = name in self._properties and not properties
+            if not (opener or has_none) and "".join(lost).strip() and ((yield from text.peek()) or text.has_stopped):
+                self._give_back()
+                return
             self._begin(name)
         values = self._values_of(arguments, properties, nested, opening, element)
-        while opener := (yield from self._next_parameter(properties)):
+        while opener := opener or (yield from self._next_parameter(properties)):
             key = yield from self._read_name()
             closed = (yield from text.peek()) == ">"
             text.take(int(closed))
@@ -145,6 +153,7 @@ class Qwen3CoderParser(CallParser):
                 whole = yield from values.read(properties.get(key, {}), arguments, key, _element_of(opener))
             if not whole:
                 return
+            opener = ""
         yield from text.run(SPACE)
         closed = yield from self._skip_closer(END_FUNCTION)
         yield from text.run(SPACE)
@@ -179,11 +188,14 @@ class Qwen3CoderParser(CallParser):
             lines=True,
         )
 
-    def _next_parameter(self, properties: Properties) -> Reading[str]:
-        """Read the opening of the next parameter up to its name, and return it; empty at the end of the call."""
+    def _next_parameter(self, properties: Properties, emit: Emit = dropped) -> Reading[str]:
+        """Read the opening of the next parameter up to its name, and return it; empty at the end of the call.
+
+        What is before it goes to ``emit``: it is no part of a call.
+        """
         text = self._text
         while True:
-            yield from text.run(BEFORE_TAG)
+            yield from text.run(BEFORE_TAG, emit)
             tag = yield from text.tag()
             if opener := _opener_of(tag):
                 text.take(len(opener))
@@ -193,8 +205,7 @@ class Qwen3CoderParser(CallParser):
             if opener := _misspelt_opener_of(tag, properties):
                 text.take(len(opener))
                 return opener
-            # Not part of a call.
-            text.take(len(tag))
+            emit(text.take(len(tag)))
 
     def _is_end(self, tag: str) -> bool:
         return any(is_closer(tag, closer, (*self.markers, *_FUNCTIONS)) for closer in (END_FUNCTION, CLOSE))
