@@ -313,6 +313,8 @@ class JsonValue:
             self._emit(text)
 
     def _open(self, bracket: str) -> None:
+        if self._next is _Next.COMMA and self._due[-1] == "]":
+            self._held = ","
         self._pass(bracket)
         self._due.append(_CLOSER[bracket])
         self._count[_CLOSER[bracket]] += 1

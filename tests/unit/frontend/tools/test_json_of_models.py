@@ -171,6 +171,35 @@ def test_values_of_any_two_kinds_come_after_each_other(family: str, write: Calla
             assert calls_of(family, wrapped(family, write(written))) == [("call", "add", written)]
 
 
+@pytest.mark.parametrize("family", FAMILIES_OF_JSON)
+def test_items_of_a_list_lack_their_commas(family: str) -> None:
+    """The arguments were no JSON, or an object after one with a last comma was taken for the next call."""
+    firsts, seconds = ("{}", '{"a": 1,}', "[1,]", "[[]]", '{"a": [1,]}', "1", "null"), ("{}", '{"b": 2}', "[3]", '"c"')
+    for first, space, second in itertools.product(firsts, ("", " ", "\n "), seconds):
+        expected = [json.loads(one.replace(",]", "]").replace(",}", "}")) for one in (first, second)]
+        text = wrapped(family, f'{{"l": [{first}{space}{second}], "n": 2}}')
+        assert calls_of(family, text) == [("call", "add", {"l": expected, "n": 2})], text
+
+
+@pytest.mark.parametrize("family", FAMILIES_OF_JSON)
+def test_brackets_that_a_string_only_closes_say_nothing_of_its_end(family: str) -> None:
+    for closed, after in itertools.product(("}", "]]", "} }", "{}}}"), ("<b>", "[1]", "{x}", "`c`", "", ".")):
+        said = f'a {closed} x = {{"k": "v"}} {after}'
+        text = wrapped(family, f'{{"s": "{said}", "n": 2}}')
+        assert calls_of(family, text) == [("call", "add", {"s": said, "n": 2})], text
+
+
+@pytest.mark.parametrize("family", [family for family in FAMILIES_OF_JSON if FAMILIES[family.split()[0]].closes])
+@pytest.mark.parametrize("comment", ["// so", "# so", "/* so"])
+def test_a_comment_leaves_what_the_call_ends_with(family: str, comment: str) -> None:
+    """It took the marker in which it ended, and with that the content after it."""
+    whole = wrapped(family, '{"n": 1}').rstrip("\n")
+    written, _, closing = whole.partition("}")
+    text = written + " " + comment + closing.lstrip("`}\n") + "It is."
+    *call, (_, said) = in_one_and_by_character(lambda: FAMILIES[family.split()[0]](TOOLS), text)
+    assert (call, said.strip()) == ([("call", "add", '{"n": 1 }')], "It is."), text
+
+
 @pytest.mark.parametrize("family", ["hermes", "llama3", "mistral"])
 def test_a_string_ends_before_any_sign_and_key(family: str) -> None:
     """One before ``;}`` took in the key that holds a quote of the other kind, and one before a comment the rest.
