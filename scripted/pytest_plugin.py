@@ -190,7 +190,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     dropped = []
     groups: dict[pytest.Item, str] = {}
     for item in items:
-        test = _scripted_test(getattr(item, "function", None))
+        test = _test_of(item)
         if test is not None and wanted != "all" and wanted not in test.tiers:
             dropped.append(item)
         elif (group := _group_of(item, test)) is not None:
@@ -300,7 +300,7 @@ def pytest_runtest_makereport(
         from scripted.core.refusals import ScriptDefinitionError
         from scripted.report.failure import ScriptError
 
-        error, test = call.excinfo.value, _scripted_test(getattr(item, "function", None))
+        error, test = call.excinfo.value, _test_of(item)
         if isinstance(error, ScriptError):
             report.longrepr = _script_report(call.excinfo, error.report, item.config)
         elif test is not None and report.when == "call" and isinstance(error, (BadCall, ScriptDefinitionError)):
@@ -379,8 +379,9 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
     passed = [
         (report.nodeid, counts)
         for report in terminalreporter.stats.get("passed", ())
-        for name, counts in getattr(report, "user_properties", ())
-        if name == _RESULT and getattr(report, "when", "") == "call"
+        if isinstance(report, pytest.TestReport) and report.when == "call"
+        for name, counts in report.user_properties
+        if name == _RESULT and isinstance(counts, dict)
     ]
     if not passed:
         return
@@ -405,7 +406,8 @@ def _summarize_flights(terminalreporter: pytest.TerminalReporter) -> None:
         (report.nodeid, text)
         for kind in ("failed", "error")
         for report in terminalreporter.stats.get(kind, ())
-        for name, text in getattr(report, "user_properties", ())
+        if isinstance(report, pytest.TestReport)
+        for name, text in report.user_properties
         if name == _FLIGHT
     ]
     if verdicts:
@@ -421,7 +423,7 @@ def pytest_exception_interact(node: pytest.Item, call: pytest.CallInfo[object]) 
         return
     error = call.excinfo.value
     cause = error.__cause__
-    test = _scripted_test(getattr(node, "function", None))
+    test = _test_of(node)
     traceback = None if test is None or cause is None else _ending_in(cause.__traceback__, test.file)
     if cause is not None and traceback is not None:
         call.excinfo = pytest.ExceptionInfo.from_exc_info((type(cause), cause, traceback))
@@ -455,6 +457,10 @@ def _names_of(parser: pytest.Parser) -> set[str]:
     """Return every option of pytest, its plugins and the project's own conftest."""
     groups = [*parser._groups, parser._anonymous]  # noqa: SLF001 - pytest has no public list of its options
     return {name for group in groups for option in group.options for name in option.names()}
+
+
+def _test_of(item: pytest.Item) -> ScriptedTest | None:
+    return _scripted_test(item.function) if isinstance(item, pytest.Function) else None
 
 
 def _scripted_test(function: object) -> ScriptedTest | None:
@@ -520,7 +526,7 @@ def _check_mutant(config: pytest.Config, items: list[pytest.Item]) -> None:
     from scripted.core.adapters import DEFAULT_ADAPTER, adapter_named
     from scripted.core.mutant import refusal_of_mutant
 
-    tests = [test for item in items if (test := _scripted_test(getattr(item, "function", None))) is not None]
+    tests = [test for item in items if (test := _test_of(item)) is not None]
     adapters = sorted({test.adapter for test in tests} or {DEFAULT_ADAPTER})
     refusals = [refusal_of_mutant(adapter_named(name), mutant) for name in adapters]
     if None in refusals:

@@ -142,7 +142,7 @@ class HoldCompilation(SignalAction, frozen=True, kw_only=True, omit_defaults=Tru
 
     @classmethod
     def extras(cls, base: SearchBase) -> Iterable[Action]:
-        return (cls(),) if any(getattr(start, "grammar", 0) for start in base.starts) else ()
+        return (cls(),) if any(isinstance(start, SubmitRequest) and start.grammar for start in base.starts) else ()
 
 
 class ReleaseCompilation(SignalAction, frozen=True, kw_only=True, omit_defaults=True, tag="release-grammars"):

@@ -63,13 +63,14 @@ def run_stage(
     distributed: bool = False,
     wires: StageWires | None = None,
     kv_links: KVLinks | None = None,
+    probe: str = "",
 ) -> None:
     """Run stage ``stage``: load, connect, call ``ready``, loop until EndStage or the scheduler's end.
 
     Without ``wires`` all stages and the scheduler have their sockets in ``private_dir``. ``kv_links`` connect prefill
     and decode engines on other machines. With ``distributed`` the caller has initialized the process group, with rank =
-    stage. Raises CheckpointError when loading fails (before ``ready``), ProcessDiedError when a neighbour dies in the
-    middle of a microbatch.
+    stage. ``probe`` names a function that measures the stage's objects. Raises CheckpointError when loading fails
+    (before ``ready``), ProcessDiedError when a neighbour dies in the middle of a microbatch.
     """
     wires = wires or StageWires.local(private_dir, stage, limits.pp_size)
     runner = StageRunner(config, limits, stage, on_load=on_load)
@@ -87,7 +88,6 @@ def run_stage(
         if kv_port is not None:
             owner.enter_context(closing(kv_port))
         ready()
-        probe = getattr(config, "stage_probe", "")
         StageLoop(runner, neighbours, scheduler, progress, kv_port, probe=probe).run()
 
 

@@ -56,6 +56,7 @@ def run_stage_process(
         distributed=backend is not None,
         wires=wires,
         kv_links=KVLinks.of(settings),
+        probe=settings.stage_probe,
     )
 
 

@@ -5,10 +5,12 @@ from __future__ import annotations
 from typing import ClassVar
 
 
-class RequestRefused(Exception):
-    """The server refused a call of the script: ``status`` is the HTTP status, ``body`` the text of the answer."""
+class MeantForTheScript(Exception):
+    """An exception that a verb or a wait raises deliberately: a report shows it at the script's line."""
 
-    is_meant_for_the_script = True
+
+class RequestRefused(MeantForTheScript):
+    """The server refused a call of the script: ``status`` is the HTTP status, ``body`` the text of the answer."""
 
     def __init__(self, what: str, status: int, body: str) -> None:
         super().__init__(f"{what} was refused with {status}: {body}")
@@ -20,20 +22,17 @@ class NotIdle(Exception):
     """The engine could not be brought to idle; the text names what it still holds. Becomes ServerDirty."""
 
 
-class Overdue(Exception):
+class Overdue(MeantForTheScript):
     """The script did not end in time. Becomes ScriptTimeout."""
-
-    is_meant_for_the_script = True
 
 
 class NoAnswer(Overdue):
     """A process that has to answer at once was silent for the run's ``result_timeout_s``: it hangs."""
 
 
-class BudgetSpent(AssertionError):
+class BudgetSpent(MeantForTheScript, AssertionError):
     """A wait spent its step budget before its condition held. ``made`` counts the instances in this process."""
 
-    is_meant_for_the_script = True
     made: ClassVar[int] = 0
 
     def __init__(self, *args: object) -> None:
@@ -41,10 +40,9 @@ class BudgetSpent(AssertionError):
         BudgetSpent.made += 1
 
 
-class BadCall(ValueError):
+class BadCall(MeantForTheScript, ValueError):
     """A script called a verb, wait or query with bad arguments, or so that it tests nothing. ``made`` counts them."""
 
-    is_meant_for_the_script = True
     made: ClassVar[int] = 0
 
     def __init__(self, *args: object) -> None:

@@ -14,6 +14,7 @@ from typing import Any, Final
 
 import msgspec
 
+from scripted.core.errors import MeantForTheScript
 from scripted.core.installed import is_in_harness
 from scripted.core.phrases import path_of
 
@@ -60,7 +61,7 @@ def frames_of(exc: BaseException, *, inside: str) -> tuple[Frame, ...]:
         return ()
     shown = tuple(frame for frame in frames[first:] if not is_in_harness(frame.file))
     # An error that a verb or a wait raises or passes on deliberately is shown at the script's line.
-    meant = getattr(exc, "is_meant_for_the_script", False) or shown[-1:] == (frames[-1],)
+    meant = isinstance(exc, MeantForTheScript) or shown[-1:] == (frames[-1],)
     return shown if shown and meant else tuple(frames[first:])
 
 

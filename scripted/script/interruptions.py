@@ -14,7 +14,7 @@ from typing import Any, Final
 
 import msgspec
 
-from scripted.core.errors import BadCall
+from scripted.core.errors import BadCall, MeantForTheScript
 from scripted.core.phrases import nearest, text_of
 from scripted.report.failure import Ending
 from scripted.report.frames import left_by_stop_iteration
@@ -31,13 +31,11 @@ _NESTED: Final = "\n{"
 _DEBUG_REMEDY: Final = "run the script with pytest --tier sim -s, or step through it with scripted shell"
 
 
-class Verdict(Exception):
+class Verdict(MeantForTheScript):
     """A script has called ``pytest.fail()``, ``pytest.skip()`` or ``pytest.xfail()``.
 
     ``pytest.raises`` fails in this way if nothing was raised. ``ending`` is None for a failure.
     """
-
-    is_meant_for_the_script = True
 
     def __init__(self, exc: BaseException, ending: Ending | None) -> None:
         super().__init__(f"{type(exc).__name__}: {text_of(exc)}")
@@ -139,8 +137,7 @@ def _before(exc: BaseException) -> Iterator[str]:
     """Describe the exceptions that a failure in an ``except`` or a ``finally`` would otherwise hide."""
     seen = {id(exc)}
     while len(seen) <= _MOST_BEFORE:
-        is_raised_for_script = getattr(exc, "is_meant_for_the_script", False)
-        cause = None if is_raised_for_script else exc.__cause__
+        cause = None if isinstance(exc, MeantForTheScript) else exc.__cause__
         before = cause or (None if exc.__suppress_context__ else exc.__context__)
         if before is None or id(before) in seen:
             return

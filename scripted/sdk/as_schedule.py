@@ -19,7 +19,7 @@ from scripted.sdk.flight.frames import Arrived
 from scripted.sdk.flight.reader import Flight
 from scripted.sdk.flight.replay import FlightOutcome, Outside, call_id, name_of
 from scripted.sdk.flight.shown import steps_of
-from scripted.sdk.messages import Add, BatchFailed, BatchResult, Event, Pause, Record, Signal, Step, Stepped, Tokens
+from scripted.sdk.messages import Add, Completion, Event, Pause, Record, Signal, Step, Stepped, Tokens
 
 # How many consecutive empty steps a schedule keeps: a waiting scheduler does the same in each.
 _EMPTY_STEPS: Final = 3
@@ -148,7 +148,7 @@ class _Translator(Translator):
         self._stops = sum(bool(event.stop_token_ids) for event in _adds(records))
 
     def batch_of(self, event: Event) -> int | None:
-        return event.batch_id if isinstance(event, BatchResult | BatchFailed) else None
+        return event.batch_id if isinstance(event, Completion) else None
 
     def own_notes(self) -> Iterator[str]:
         yield from stops_note(self._stops)

@@ -134,7 +134,8 @@ class Signal(msgspec.Struct, frozen=True, kw_only=True, tag="signal"):
     rid: str = ""
 
 
-Event = Add | Abort | FlushCache | Pause | Resume | Sleep | Wake | BatchResult | BatchFailed | Signal
+Completion: TypeAlias = BatchResult | BatchFailed
+Event = Add | Abort | FlushCache | Pause | Resume | Sleep | Wake | Completion | Signal
 
 
 # -- the plan: a step's launch --

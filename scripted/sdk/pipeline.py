@@ -25,6 +25,7 @@ from scripted.sdk.messages import (
     Batch,
     BatchFailed,
     BatchResult,
+    Completion,
     Event,
     FlushCache,
     Load,
@@ -74,7 +75,7 @@ class SimulatedRunner:
         self._requests: dict[str, RequestTokens] = {}
         # The next requests of a session, which begin once its current one has ended.
         self._queued: dict[str, deque[Add]] = {}
-        self._done: deque[BatchResult | BatchFailed] = deque()
+        self._done: deque[Completion] = deque()
         self._failing = False
         # The last batch, completed with positions and guesses that its scheduler could not know.
         self.understood: Batch | None = None
@@ -237,7 +238,7 @@ class SimulatedRunner:
             )
         )
 
-    def next_completion(self, timeout_s: float | None) -> BatchResult | BatchFailed | None:
+    def next_completion(self, timeout_s: float | None) -> Completion | None:
         """Return the oldest result; None if there is none."""
         del timeout_s
         return self._done.popleft() if self._done else None

@@ -23,7 +23,7 @@ from scripted.sdk.messages import (
     Answer,
     Batch,
     BatchFailed,
-    BatchResult,
+    Completion,
     Event,
     FlushCache,
     Record,
@@ -168,7 +168,7 @@ class _Reader(StepWords):
 
     def _event(self, event: Event) -> Said:
         self.note_call(event)
-        if isinstance(event, BatchResult | BatchFailed):
+        if isinstance(event, Completion):
             return self._result(event)
         if isinstance(event, Add):
             self._tokens[event.rid] = list(event.prompt_ids)
@@ -179,7 +179,7 @@ class _Reader(StepWords):
     def other_words(self, event: Event) -> str:
         return f"{event.name} {event.rid or event.value}" if isinstance(event, Signal) else super().other_words(event)
 
-    def _result(self, event: BatchResult | BatchFailed) -> Said:
+    def _result(self, event: Completion) -> Said:
         batch, name = self._returned(event.batch_id)
         if isinstance(event, BatchFailed):
             text = f"result {name} FAILED: {printable(event.error)}"

@@ -99,7 +99,7 @@ class LiveSglang(LiveEngine):
         if name not in self._abort_sent:
             self._abort_sent.add(name)
             HttpCall(self._gate, self._port, "/abort_request", {"rid": name})
-            self.arrived(f"the abort of {rid}", None, lambda message: getattr(message.of, "rid", "") == name)
+            self.arrived(f"the abort of {rid}", None, lambda message: _is_abort(message, name))
 
     def call(self, event: Any) -> None:
         if self._ending is not None:
@@ -193,6 +193,10 @@ class LiveSglang(LiveEngine):
 def _read(so_far: list[int], chunk: Any) -> list[int]:
     """Return the output so far; every chunk carries all of it."""
     return list(chunk.get("output_ids", so_far))
+
+
+def _is_abort(message: Any, rid: str) -> bool:
+    return isinstance(message.of, AbortReq) and message.of.rid == rid
 
 
 def _is_start(message: Any, rid: str) -> bool:

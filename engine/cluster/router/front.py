@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import re
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from dataclasses import replace
 from types import MappingProxyType
 from typing import Final
@@ -245,9 +245,8 @@ def _with_id(request: Request) -> Headers:
 
 
 async def _close(parts: AsyncIterator[Head | bytes]) -> None:
-    close = getattr(parts, "aclose", None)
-    if close is not None:
-        await close()
+    if isinstance(parts, AsyncGenerator):
+        await parts.aclose()
 
 
 def _headers(head: Head) -> dict[str, str]:

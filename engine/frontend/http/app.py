@@ -12,6 +12,7 @@ from fastapi.routing import APIRoute
 from fastapi_offline import FastAPIOffline
 from starlette.exceptions import HTTPException
 from starlette.middleware.cors import CORSMiddleware
+from starlette.routing import Route
 
 from engine import __version__
 from engine.frontend.http.auth import Access, HostCheck
@@ -90,7 +91,9 @@ def build_app(
     _add_heads(app.router, clients)
     for router in (clients, operators):
         app.include_router(router)
-    _add_error_answers(app, {getattr(route, "path", "") for part in (app, clients, operators) for route in part.routes})
+    _add_error_answers(
+        app, {route.path for part in (app, clients, operators) for route in part.routes if isinstance(route, Route)}
+    )
     description.install(app)
     _add_cors(app, f"{settings.cors_origins},{settings.operator_origins}")
     if access.loopback:

@@ -22,7 +22,19 @@ from scripted.script.values import Listed, Word
 from scripted.script.wait import Steps
 from scripted.sdk.action_bases import AdministrativeCall
 from scripted.sdk.actions import ACTIONS, actions_of
-from scripted.sdk.messages import Add, Answer, Batch, BatchFailed, Event, Record, Refused, Share, Stepped, Tokens
+from scripted.sdk.messages import (
+    Add,
+    Answer,
+    Batch,
+    BatchFailed,
+    Completion,
+    Event,
+    Record,
+    Refused,
+    Share,
+    Stepped,
+    Tokens,
+)
 from scripted.sdk.script.handle import SdkRequest
 
 _VERBS: Final = tuple(name for action in ACTIONS for name in verbs_of(action))
@@ -139,7 +151,9 @@ class SdkRun(ScriptedRun):
         if not self.plans:
             return None
         batch = self.plans[max(self.plans)]
-        landed = any(getattr(event, "batch_id", None) == batch.id for event in self.records[-1].step.events)
+        landed = any(
+            isinstance(event, Completion) and event.batch_id == batch.id for event in self.records[-1].step.events
+        )
         return self._shown(batch) if landed or batch in self.oracle.in_flight else None
 
     def decoding_in(self, batch: MicrobatchInFlight) -> set[str]:

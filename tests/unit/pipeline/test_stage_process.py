@@ -89,8 +89,8 @@ def test_a_stage_runs_with_its_transport_and_says_how_far_it_is(
     ran: list[Any] = []
     supervisor, child = Pipe()
 
-    def run(*arguments: Any, on_load: Any, distributed: bool, wires: object, kv_links: KVLinks) -> None:
-        assert wires is None
+    def run(*arguments: Any, on_load: Any, distributed: bool, wires: object, kv_links: KVLinks, probe: str) -> None:
+        assert (wires, probe) == (None, "")
         assert kv_links == KVLinks()
         ran.append((*arguments[:4], distributed))
         on_load(Loading(done=1, total=2, device="cpu", dtype="float32"))
