@@ -63,6 +63,10 @@ _TOO_LARGE: Final = "schema too large"
 _UNSATISFIABLE: Final = "Unsatisfiable schema"
 _UNIMPLEMENTED: Final = "Unimplemented keys"
 _ELSEWHERE: Final = "Resource '"
+_TOO_DEEP: Final = "recursion limit exceeded"
+_MOST_LEVELS: Final = 124
+_UNDECIDED: Final = "Unable to determine if regex is empty"
+_TOO_MANY_ITEMS: Final = "items; max is"
 # What the library's patterns lack, in its words.
 _NOT_IN_PATTERNS: Final = ("look-around", "lookarounds", "backreferences")
 _OF_ONE_OF: Final = "use anyOf, or make them exclusive by a required property with a different const in each"
@@ -71,6 +75,11 @@ _LENIENT: Final = 'set "x-guidance": {"lenient": true} in the schema, which leav
 _GBNF: Final = "::="
 _ESCAPE: Final = re.compile(r"\\(?:u(?P<short>[0-9a-fA-F]{4})|U(?P<long>[0-9a-fA-F]{8})|.)", re.DOTALL)
 _SURROGATES: Final = range(0xD800, 0xE000)
+# Texts, classes and comments in GBNF, and a repetition that is all or the end of a repeated group.
+_REPEATED_END: Final = re.compile(
+    r"""(?P<text>"(?:[^"\\]|\\.)*"|\[(?:[^\]\\]|\\.)*\]|\#[^\n]*)|(?P<end>[*+?]|\{[\d\s,]*\})(?=\s*\)\s*[*+?{])""",
+    re.DOTALL,
+)
 _ASCII: Final = 0x80
 # The second byte makes the library build the automaton of a long repetition.
 _FIRST_BYTES: Final = 2
@@ -124,7 +133,7 @@ def _forcing_definition_of(grammar: Grammar) -> str:
         return LLMatcher.grammar_from_regex(plain(grammar.text, is_whole=True) or grammar.text)
     if grammar.kind is GrammarKind.CHOICE:
         return grammar_from("choice", grammar.text)
-    return _with_bounded_json(grammar_from("ebnf", _with_short_escapes(grammar.text)))
+    return _with_bounded_json(grammar_from("ebnf", _with_groups(_with_short_escapes(grammar.text))))
 
 
 def _with_short_escapes(text: str) -> str:
@@ -133,6 +142,14 @@ def _with_short_escapes(text: str) -> str:
     The conversion to Lark drops the leading zeros of longer numbers, and then has no escape.
     """
     return _ESCAPE.sub(_short_escape, text) if _GBNF in text else text
+
+
+def _with_groups(text: str) -> str:
+    """Return a GBNF grammar in which no repeated group is one repetition, as in ``("a"+)?``.
+
+    The conversion to Lark drops the brackets of such a group, and then has two signs in a row.
+    """
+    return _REPEATED_END.sub(lambda found: found["text"] or f'{found["end"]} ""', text) if _GBNF in text else text
 
 
 def _short_escape(found: re.Match[str]) -> str:
@@ -185,7 +202,7 @@ def fault_of(grammar: Grammar) -> Fault | None:
     message = _complaint(grammar)
     if not message:
         return None
-    has_place = grammar.kind is GrammarKind.JSON_SCHEMA and message != _TOO_LARGE
+    has_place = grammar.kind is GrammarKind.JSON_SCHEMA and not message.startswith((_TOO_LARGE, _TOO_DEEP))
     place = _place_in(grammar.text, message) if has_place else ""
     return Fault(_remedied(message, grammar.text), place)
 
@@ -218,6 +235,15 @@ def _remedied(message: str, text: str) -> str:
         return f"{message}; leave it out of the pattern, or say in the prompt what it is for"
     if message.startswith(_ELSEWHERE):
         return f"{message}; copy what it names into $defs"
+    if message.startswith(_TOO_DEEP):
+        return (
+            f"its parts are within each other too deeply: at most {_MOST_LEVELS} levels of JSON are read, of which "
+            "rewriting adds some; move inner ones into $defs"
+        )
+    if message.startswith(_UNDECIDED):
+        return "its patterns are too large to be combined; write one pattern, or leave some of them out"
+    if _TOO_MANY_ITEMS in message:
+        return f"{message}; let fewer parts be optional or alternatives in one place"
     return message
 
 
