@@ -72,6 +72,8 @@ class NestedCalls:
     If the value that the search began with has no closing tag left, either its call has lost its own, or a call in the
     value is only half there. The latter is certain if that call could not be made: if it begins within a line although
     calls have lines of their own, if a value in it is none of its tool's, or if an argument of the call around follows.
+    Without any of these signs the text is the same, to the character, as that of two calls of which the first has lost
+    its closing tags. It is read as those, because models forget tags more often than they write half a call in a value.
     """
 
     def __init__(

@@ -177,6 +177,20 @@ def test_an_argument_of_the_call_around_follows_a_half_call(family: str) -> None
 
 
 @pytest.mark.parametrize("family", WRITERS)
+def test_a_half_call_without_a_sign_is_two_calls(family: str) -> None:
+    """The text is the same as that of two calls of which the first has lost its closing tags."""
+    write = WRITERS[family]
+    for before, (key, value) in itertools.product(
+        ("Write", "a\nb", "x <b>"), (("n", "1"), ("mode", "r"), ("path", "a\nb"), ("path", "{}"))
+    ):
+        lost = write({"text": before}).partition(before)[0] + before
+        text = f"{lost}\n{write({key: value}, 'read')}"
+        assert write({"text": f"{before}\n{half(family, key, value).rstrip()}"}) == text
+        given = {key: value if value not in ("1", "{}") else json.loads(value)}
+        assert calls_of_tools(family, text) == [("write", {"text": before}), ("read", given)]
+
+
+@pytest.mark.parametrize("family", WRITERS)
 @pytest.mark.parametrize("tool", ["", " y", "other", "other(1)"])
 def test_closing_tags_and_an_opening_one_begin_no_call(family: str, tool: str) -> None:
     """Only a tool's name makes what follows the tags a call."""
