@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import re
 import subprocess
 import sys
@@ -29,17 +30,28 @@ _LIMIT_S: Final = 300
 SKIPPED: Final = "skipped"
 # Where a project keeps its package.
 _SOURCES: Final = ("python/", "src/")
-# Imports each fixed module from its new text.
+# Imports each fixed module from its new text. Removes the shared memory that the script's own process made and left.
 _RUN: Final = """
-import importlib.util, json, runpy, sys
+import importlib.util, json, os, runpy, sys
 files = json.loads(sys.argv[2])
+made = []
+def note(event, given):
+    if event == "open" and str(given[0]).startswith("/dev/shm/") and not os.path.exists(given[0]):
+        made.append(given[0])
+sys.addaudithook(note)
 class Mended:
     @staticmethod
     def find_spec(name, path=None, target=None):
         return importlib.util.spec_from_file_location(name, files[name]) if name in files else None
 sys.meta_path.insert(0, Mended)
-runpy.run_path(sys.argv[1], run_name="__main__")
+try:
+    runpy.run_path(sys.argv[1], run_name="__main__")
+finally:
+    for file in filter(os.path.exists, made):
+        os.remove(file)
 """
+# A vLLM package that was built for another device takes the CPU with this.
+_ENVIRONMENT: Final = {"VLLM_TARGET_DEVICE": "cpu"}
 
 
 # The releases that a report names, first the one that its fix is for.
@@ -124,7 +136,13 @@ def _output(command: Sequence[str], folder: Path | None = None) -> tuple[int, st
     """Return a command's exit status and output; -1 for one that does not end in time."""
     try:
         done = subprocess.run(  # noqa: S603 - files that we wrote
-            command, cwd=folder, capture_output=True, text=True, timeout=_LIMIT_S, check=False
+            command,
+            cwd=folder,
+            env=_ENVIRONMENT | os.environ,
+            capture_output=True,
+            text=True,
+            timeout=_LIMIT_S,
+            check=False,
         )
     except subprocess.TimeoutExpired:
         return -1, f"no end within {_LIMIT_S} s"

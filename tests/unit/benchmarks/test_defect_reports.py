@@ -7,6 +7,7 @@ it. Origin: a fix for a newer release ended the command where an older one was i
 from __future__ import annotations
 
 import sys
+import tempfile
 from pathlib import Path
 
 import pytest
@@ -80,6 +81,27 @@ def test_a_row_says_how_a_report_ends(tmp_path: Path, version: str, script: str,
     first = _release(tmp_path, version)
     row = row_of(read_report(_report(tmp_path, script=script, size=size)), sys.executable, version, first)
     assert f"| {words}" in row
+
+
+def test_a_script_runs_on_the_cpu(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A vLLM package of another device is red for the report's reason, not because it finds no device."""
+    monkeypatch.delenv("VLLM_TARGET_DEVICE", raising=False)
+    script = f"import os\nassert os.environ['VLLM_TARGET_DEVICE'] == 'cpu', 'no device'\n{SCRIPT}"
+    report = read_report(_report(tmp_path, script=script))
+    assert "| red, green with the fix |" in row_of(report, sys.executable, "0.33.0", _release(tmp_path, "0.33.0"))
+
+
+@pytest.mark.skipif(not Path("/dev/shm").is_dir(), reason="no folder of shared memory here")
+def test_the_shared_memory_of_a_script_is_removed(tmp_path: Path) -> None:
+    """Other processes make files of such names too, so only those that the script itself made may go."""
+    with tempfile.NamedTemporaryFile(dir="/dev/shm") as before:
+        left = Path(f"{before.name}_left")
+        script = f"open({str(left)!r}, 'w').close()\nopen({before.name!r}, 'w').close()\n{SCRIPT}"
+        report = read_report(_report(tmp_path, script=script))
+        row = row_of(report, sys.executable, "0.33.0", _release(tmp_path, "0.33.0"))
+        assert "| red, green with the fix |" in row
+        assert Path(before.name).exists()
+        assert not left.exists()
 
 
 def test_the_fix_is_made_in_the_folders_package(tmp_path: Path) -> None:
