@@ -2,6 +2,11 @@
 
 from __future__ import annotations
 
+from typing import Final
+
+# An error may quote a value of any length; pytest's longest explanation of an assertion fits.
+MAX_TEXT_CHARS: Final = 16_384
+
 
 class LockstepError(Exception):
     """Base of all errors of ``engine`` and ``scripted``; a command shows its text and nothing else."""
@@ -16,7 +21,18 @@ def error_lines(begin: str, text: str) -> str:
 
     A part of the text may be from a stranger's file.
     """
-    return "".join(f"{begin}: {visible(line)}\n" for line in text.splitlines())
+    return "".join(f"{begin}: {visible(line)}\n" for line in without_middle(text).splitlines())
+
+
+def without_middle(text: str, limit_chars: int = MAX_TEXT_CHARS) -> str:
+    """Shorten a text to its beginning and its end, which in an error has the remedy, and the number of characters
+    between them.
+    """
+    left_out = len(text) - limit_chars
+    if left_out <= 0:
+        return text
+    end_chars = limit_chars // 4
+    return f"{text[: limit_chars - end_chars]}... ({left_out} more) ...{text[-end_chars:]}"
 
 
 def visible(text: str) -> str:

@@ -8,6 +8,8 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Final
 
+from lockstep.errors import without_middle
+
 # A rid longer than this keeps its head and its tail: generated rids differ in one of the two.
 _RID_CHARACTERS: Final = 14
 _RID_HEAD: Final = 5
@@ -26,9 +28,12 @@ def short_rid(rid: str) -> str:
 
 
 def text_of(exc: BaseException) -> str:
-    """Return the text of an exception; one whose ``__str__`` raises must not break a report."""
+    """Return the text of an exception, without the middle of a very long one.
+
+    One whose ``__str__`` raises must not break a report.
+    """
     try:
-        return str(exc)
+        return without_middle(str(exc))
     except Exception as why:  # noqa: BLE001 - a class of the user's
         return f"(its text raises {type(why).__name__})"
 

@@ -229,7 +229,7 @@ class ScriptExecution(Generic[RunT]):
             try:
                 check()
             except BadCall as forgotten:
-                if str(forgotten) != text_of(exc):
+                if text_of(forgotten) != text_of(exc):
                     yield f"before it {forgotten}"
 
     def state_text(self, run: RunT) -> str:

@@ -14,6 +14,7 @@ from typing import BinaryIO, Final
 import msgspec
 
 from scripted.core.machine import close_machine
+from scripted.core.phrases import text_of
 from scripted.core.protocol import Adapter
 from scripted.core.refusals import ScriptDefinitionError
 from scripted.report.rerun import Rerun
@@ -64,7 +65,7 @@ class Recorder:
         try:
             stepped = self.machine.step(events, now)
         except Exception as exc:
-            self._write(Record(step, None, {}, f"{type(exc).__name__}: {exc}"))
+            self._write(Record(step, None, {}, f"{type(exc).__name__}: {text_of(exc)}"))
             raise
         self._write(Record(step, stepped, dict(self.machine.counts())))
         return stepped
@@ -127,7 +128,7 @@ def replayed(adapter: Adapter, recording: Recording, *, until: int | None = None
         try:
             stepped = machine.step(record.step.events, record.step.now)
         except Exception as exc:  # noqa: BLE001 - the death of the recorded machine is the finding
-            error, recorded_error = f"{type(exc).__name__}: {exc}", record.error
+            error, recorded_error = f"{type(exc).__name__}: {text_of(exc)}", record.error
             done.append(Record(record.step, None, {}, error))
             break
         done.append(Record(record.step, stepped, dict(machine.counts())))

@@ -12,6 +12,7 @@ from engine.core.config import EngineConfig
 from engine.core.errors import ProcessDiedError
 from engine.core.limits import Limits
 from engine.core.scheduler import StepRecord
+from lockstep.errors import without_middle
 from scripted.report.failure import SHOWN_STEPS, FailureKind, FailureReport
 from scripted.report.step_log import FleetLog
 from scripted.report.tally import NOT_COMPARED
@@ -107,7 +108,7 @@ class EngineExecution(ScriptExecution):
         if died and isinstance(exc, ProcessDiedError):
             more["dead_process"] = exc.process
         elif died:
-            more |= {"dead_process": "scheduler", "cause": "".join(traceback.format_exception(exc))}
+            more |= {"dead_process": "scheduler", "cause": without_middle("".join(traceback.format_exception(exc)))}
         return super().report(run, exc, kind, mutant, **more)
 
     def state_text(self, run: Any) -> str:

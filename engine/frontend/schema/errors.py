@@ -13,6 +13,7 @@ import msgspec
 
 from engine.core.errors import ProcessDiedError
 from engine.core.messages import CallAnswer, FinishReason, Refusal, RefusalKind, TokenOutput
+from lockstep.errors import without_middle
 
 # A message quotes only a part of the client's text.
 MAX_MESSAGE_CHARS = 4096
@@ -109,7 +110,7 @@ class ApiError(Exception):
         self, kind: str, message: str, *, param: str | None = None, code: str | None = None, status: int = 0
     ) -> None:
         """``status`` defaults to the status of the kind."""
-        message = _without_middle(message, MAX_MESSAGE_CHARS)
+        message = without_middle(message, MAX_MESSAGE_CHARS)
         param = None if param is None else shortened(param, MAX_PARAM_CHARS)
         super().__init__(message)
         self.status = status or STATUSES[kind]
@@ -207,14 +208,6 @@ class JsonLiterals(reprlib.Repr):
 def shortened(text: str, limit_chars: int) -> str:
     """Shorten a text to its beginning and the number of omitted characters."""
     return text if len(text) <= limit_chars else f"{text[:limit_chars]}... ({len(text) - limit_chars} more)"
-
-
-def _without_middle(text: str, limit_chars: int) -> str:
-    """Shorten a text to its beginning and its end, which in an error has the remedy."""
-    if len(text) <= limit_chars:
-        return text
-    end_chars = limit_chars // 4
-    return f"{shortened(text[:-end_chars], limit_chars - end_chars)}{text[-end_chars:]}"
 
 
 def public(text: str) -> str:

@@ -11,7 +11,8 @@ from typing import Any
 import pytest
 
 from engine import EngineConfig
-from scripted import BadCall, BudgetSpent, ScriptDefinitionError, ScriptedSim, ScriptFailed, ScriptOptions
+from lockstep.errors import MAX_TEXT_CHARS
+from scripted import BadCall, BudgetSpent, ScriptDefinitionError, ScriptedSim, ScriptError, ScriptFailed, ScriptOptions
 
 CONFIG = EngineConfig(pp_size=2, chunked_prefill_size=64)
 
@@ -165,6 +166,52 @@ def test_an_odd_end_is_a_failure_at_the_script_s_line(script: Callable[..., Any]
     text = str(caught.value)
     assert re.search(words, text, re.DOTALL), text
     assert f"in {script.__name__}" in text
+
+
+LONG = "x" * 1_000_000
+
+
+def raises_a_long_text(t):
+    yield
+    raise LookupError(f"begins {LONG} ends")
+
+
+def compares_with_a_long_word(t):
+    r = t.start_req(prompt_len=5, max_new_tokens=1)
+    yield from t.run_until_finished(r)
+    assert r.finish_reason == LONG
+
+
+def looks_for_a_long_verb(t):
+    yield
+    getattr(t, LONG)
+
+
+def dies_of_a_long_text(t):
+    t.scheduler.step = lambda *_: raises(f"begins {LONG} ends")
+    yield
+
+
+def raises(text: str) -> None:
+    raise LookupError(text)
+
+
+@pytest.mark.parametrize(
+    ("script", "ends"),
+    [
+        (raises_a_long_text, " ends"),
+        (compares_with_a_long_word, ""),
+        (looks_for_a_long_verb, ""),
+        (dies_of_a_long_text, " ends"),
+    ],
+)
+def test_a_report_quotes_a_long_value_in_part(script: Callable[..., Any], ends: str) -> None:
+    """D02: a value of a megabyte, whose text was in the report twice."""
+    with ScriptedSim.start(CONFIG) as sim, pytest.raises(ScriptError) as caught:
+        sim.run(script)
+    text = str(caught.value)
+    assert len(text) < 5 * MAX_TEXT_CHARS
+    assert re.search(rf"xx\.\.\. \(98\d{{4}} more\) \.\.\.xx+'?.*{ends}", text)
 
 
 def test_a_failure_names_the_helper_that_never_ran_before_it() -> None:
