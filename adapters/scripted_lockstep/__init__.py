@@ -12,9 +12,9 @@ def require_own_engine() -> None:
     found = None if spec is None or spec.origin is None else Path(spec.origin)
     if found is None or not (found.parent / "core" / "scheduler").is_dir():
         raise EngineHidden(
-            f"the package 'engine' must be Lockstep's, but Python finds {found or 'none'}; run pytest and scripted "
-            "from a folder that has no package 'engine', or give yours a place inside a package of another name; "
-            "a script or search of another scheduler (adapter=...) does without Lockstep's"
+            f"the package 'engine' must be Lockstep's, but Python finds {found or 'none'}; start from a "
+            "folder without a package 'engine', or move yours into a package of another name; other schedulers "
+            "(adapter=...) do without Lockstep's"
         )
 
 

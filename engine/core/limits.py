@@ -220,10 +220,10 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True):
         pages = min(wanted, most, self.total_pages)
         if pages < min(least, self.total_pages):
             raise ConfigError(
-                f"max_window_tokens must be >= {least * self.page_size}, which one request of model {facts.name!r} "
-                f"can use at once (a window of {self.window_tokens} tokens and {self.prefill_budget_tokens} tokens "
-                f"in flight, in pages of {self.page_size}), got {config.max_window_tokens}; raise it, lower "
-                "chunked_prefill_size or leave it unset"
+                f"max_window_tokens must be >= {least * self.page_size}, which a request of model {facts.name!r} "
+                f"may use (a window of {self.window_tokens} tokens and {self.prefill_budget_tokens} in flight, in "
+                f"pages of {self.page_size}), got {config.max_window_tokens}; raise it, lower chunked_prefill_size or "
+                "leave it unset"
             )
         return msgspec.structs.replace(self, window_pages=pages)
 

@@ -155,8 +155,8 @@ class SlotRecord:
             raise IntegrityError(
                 f"the KV of {segment.rid} (row {segment.row}) at position {position} must be its own, but page "
                 f"{slot // self._pool.page_size} holds token {self._tokens[slot]} of position "
-                f"{self._positions[slot]} of another sequence: a page was used after it was freed, is owned twice, "
-                "is older than the weights, or belongs to another LoRA"
+                f"{self._positions[slot]} of another sequence: the page was freed, is owned twice, is older than the "
+                "weights, or belongs to another LoRA"
             )
 
     def _root_of(self, segment: Segment) -> int:

@@ -69,6 +69,5 @@ def _check(where: str, value: object) -> None:
     elif value is not None and kind not in (bool, float, str, bytes, _PATHS):
         raise BadCall(
             f"{where} is a {kind.__name__}, which cannot travel to the scheduler process; pass numbers, strings, "
-            "bytes, paths, None, lists, tuples or dicts (of an enum its .value, of a set a sorted list), and make "
-            "objects of them in the script"
+            "bytes, paths, None, lists, tuples or dicts (of an enum its .value, of a set a sorted list)"
         )

@@ -119,9 +119,8 @@ def _test_function(
         spec = spec_of(test)
         if not isinstance(tier, str):
             raise ScriptDefinitionError(
-                f"{function.__qualname__} was called, and pytest has not said in which tier; pytest runs scripts "
-                "that are functions or methods of plain classes, not of a unittest.TestCase; by hand, give it to "
-                "run() of a ScriptedSim or a ScriptedServer"
+                f"{function.__qualname__} was called, but not in a tier; let pytest run it as a function or method of "
+                "a plain class, not of a unittest.TestCase, or give it to run() of a ScriptedSim or a ScriptedServer"
             )
         if instances:
             owner = instances[0] if isinstance(instances[0], type) else type(instances[0])

@@ -74,7 +74,7 @@ def test_a_scheduler_of_a_project_with_an_engine_of_its_own(
     fresh_run().assert_outcomes(passed=2)
     new = pytester.run(sys.executable, "-m", "scripted", "new", "other")
     assert new.ret == 2
-    new.stderr.fnmatch_lines(["*the package 'engine' must be Lockstep's, but *; a script or search of another *"])
+    new.stderr.fnmatch_lines(["*the package 'engine' must be Lockstep's, but *; other schedulers *"])
     search = pytester.run(sys.executable, "-m", "scripted", "explore", "--adapter", "adapter.py", "--schedules", "150")
     assert search.ret == 1
     search.stdout.fnmatch_lines(["*FAILED on *Violation*"])
