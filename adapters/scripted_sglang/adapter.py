@@ -90,6 +90,7 @@ def _limits(settings: SglangSettings) -> Limits:
         block_size=settings.page_size,
         blocks=settings.max_total_tokens // settings.page_size,
         batch_tokens=settings.chunked_prefill_size + settings.max_running_requests,
+        prompt_tokens=settings.chunked_prefill_size,
         batch_requests=settings.max_running_requests,
         context_tokens=settings.room,
         depth=settings.depth,

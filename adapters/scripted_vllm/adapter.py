@@ -84,6 +84,9 @@ def _limits(settings: VllmSettings) -> Limits:
         block_size=settings.kv_block_size,
         blocks=settings.num_gpu_blocks - 1 + settings.hisparse_host_blocks,
         batch_tokens=settings.max_num_batched_tokens,
+        prompt_tokens=min(
+            settings.max_num_batched_tokens, settings.long_prefill_token_threshold or settings.max_num_batched_tokens
+        ),
         batch_requests=settings.max_num_seqs,
         context_tokens=settings.max_model_len,
         depth=settings.depth,

@@ -11,7 +11,8 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True):
     """The numbers that every plan must obey; base workloads are made from them.
 
     ``blocks`` is the number of blocks that all requests together can own. ``batch_tokens`` and ``batch_requests`` bound
-    a batch, ``context_tokens`` bounds a request's prompt and output. ``depth`` batches may be in flight.
+    a batch, ``context_tokens`` bounds a request's prompt and output. ``depth`` batches may be in flight. A prompt that
+    does not get a whole batch has at most ``prompt_tokens`` in each, and more steps to end in; None: ``batch_tokens``.
 
     With several memory pools, such as a second one for the layers with a window, ``pools`` are their sizes. They add up
     to ``blocks``, which are numbered from 0 on through all pools. A request's ``block_ids`` are in the first pool; each
@@ -25,10 +26,13 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True):
     context_tokens: int
     depth: int = 1
     pools: tuple[int, ...] = ()
+    prompt_tokens: int | None = None
 
     def __post_init__(self) -> None:
         numbers = msgspec.structs.asdict(self)
         sizes = numbers.pop("pools")
+        if self.prompt_tokens is None:
+            del numbers["prompt_tokens"]
         for name, value in [*numbers.items(), *(("pools", size) for size in sizes)]:
             if not isinstance(value, int) or value < 1:
                 raise ValueError(f"the limit {name} is at least 1, a whole number, got {value!r}")

@@ -47,6 +47,7 @@ class SdkOracle(Oracle[Event, Stepped, SdkMachine, SimulatedRunner]):
             depth=limits.depth,
             batch_requests=limits.batch_requests,
             batch_tokens=limits.batch_tokens,
+            prompt_tokens=limits.prompt_tokens,
             context_tokens=limits.context_tokens,
             late_launches=can.late_launches,
             block_size=limits.block_size,

@@ -109,6 +109,14 @@ def test_a_prompt_is_admitted_without_the_block_that_its_drafter_reads_ahead(
     assert bool(words) == (outcome.failure is not None)
 
 
+def test_prompts_below_a_threshold_have_their_steps(monkeypatch: pytest.MonkeyPatch) -> None:
+    """While somebody waits, each of these prompts takes sixty steps, where one batch could hold it."""
+    monkeypatch.setattr("scripted.core.promises.liveness._SLACK_STEPS", 1)
+    settings = "num_gpu_blocks=100 max_model_len=64 max_num_batched_tokens=64 max_num_seqs=1"
+    prompts = "; ".join(f"1 start r{at} prompt=60 new=1 seed={at}" for at in range(5))
+    assert execute(Schedule.parse(f"{settings} long_prefill_token_threshold=1; {prompts}", of="vllm")).failure is None
+
+
 def test_a_new_machine_leaves_vllms_log_silent() -> None:
     """Making vLLM's configuration sets its log's level again, and `scripted stuck` then printed the log first."""
     # A size of no other test: a configuration is made once for equal settings.

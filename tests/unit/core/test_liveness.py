@@ -15,6 +15,8 @@ from scripted.core.mutant import Mutant
 from scripted.core.refusals import ScriptDefinitionError
 from scripted.core.run import MORE_STEPS, PATIENCE_STEPS, STEPS_LIMIT, Run
 from scripted.core.schedule import Schedule
+from scripted.sdk import Add, Capabilities, Limits
+from scripted.sdk.oracle import SdkOracle
 from scripted.search.execution import Failure, execute
 
 EXAMPLE = "examples/your_scheduler/fixed.py"
@@ -101,6 +103,19 @@ def test_prompts_that_are_computed_token_by_token_have_time(monkeypatch: pytest.
     monkeypatch.setattr("scripted.core.promises.liveness._SLACK_STEPS", 1)
     text = "chunked_prefill_size=1 speculative_algorithm=draft_model speculative_draft_model=embedded"
     assert failure_of(f"{text}; 1 start a prompt=100 new=3") is None
+
+
+def test_prompts_of_another_scheduler_in_small_parts_have_their_steps() -> None:
+    """An adapter of the SDK says how much of a prompt a batch has, where that is less than the batch."""
+    steps = []
+    for prompt_tokens in (None, 1):
+        limits = Limits(
+            block_size=4, blocks=8, batch_tokens=16, batch_requests=2, context_tokens=32, prompt_tokens=prompt_tokens
+        )
+        oracle = SdkOracle(limits, Capabilities(), None)
+        oracle.account.begin(Add(rid="a", prompt_ids=tuple(range(16)), max_new_tokens=1))
+        steps.append(oracle.work_left)
+    assert steps == [(1 + 1) * 2, (16 + 1) * 2]
 
 
 def test_requests_that_need_more_steps_than_the_limit_get_them() -> None:
