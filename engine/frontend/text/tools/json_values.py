@@ -126,7 +126,8 @@ _COMMENTS: Final = ("//", "/*", "#")
 # Where a value may be, a number sign is more often its first character.
 _COMMENTS_BEFORE_VALUES: Final = ("//", "/*", "# ")
 # Numbers as Python has them.
-_NUMBER = re.compile(r"([+-]?)(0|[1-9][0-9_]*)?(?:\.([0-9_]*))?([eE][+-]?[0-9]+)?")
+_DIGITS: Final = r"[0-9](?:_?[0-9])*"
+_NUMBER = re.compile(rf"([+-]?)(0|(?!0){_DIGITS})?(?:\.((?:{_DIGITS})?))?([eE][+-]?[0-9]+)?")
 _BARE_KEY = re.compile(r"^(\s*)([A-Za-z_][\w-]*)(?=\s*:)")
 PYTHON_WORDS = {"True": "true", "False": "false", "None": "null", "true": "true", "false": "false", "null": "null"}
 # Models write them where JSON has true, false and null.

@@ -38,6 +38,7 @@ _OPENING = frozenset("[({'\"")
 _NEVER_AFTER_A_CLOSER = re.compile(r"[^\s,=()\[\]{}<>'\"]*")
 _BETWEEN_ARGUMENTS = re.compile(r"[\s,]*")
 _WORD = re.compile(r"[^\s,<>()\[\]{}\"']*")
+_IN_NO_NAME = re.compile(r"[()\[\]{}=\"']")
 
 
 class CallParser(PartReader):
@@ -337,6 +338,10 @@ class CallParser(PartReader):
         """Return whether a tool may be called with this argument; True if its arguments are unknown."""
         properties = self._properties.get(tool)
         return not properties or is_argument(written, properties.get(key))
+
+    def _may_be_name(self, name: str) -> bool:
+        """Return whether a text may be a name: one that is no tool's has no brackets, quotes or equals signs."""
+        return name in self._tools or (name != "" and _IN_NO_NAME.search(name) is None)
 
     def _give_back(self) -> None:
         """Emit the held text as content: it is not a call."""

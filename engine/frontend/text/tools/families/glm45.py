@@ -60,7 +60,7 @@ class Glm45Parser(CallParser):
                 continue
             name = yield from self._read_name()
             space = yield from text.word(SPACE)
-            if not name or not (yield from self._is_call(name)):
+            if not self._may_be_name(name) or not (yield from self._is_call(name)):
                 self._give_back()
                 continue
             text.unmark()

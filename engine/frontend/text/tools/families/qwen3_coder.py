@@ -118,7 +118,7 @@ class Qwen3CoderParser(CallParser):
         element = "" if opener in (OPEN, *_FUNCTIONS) else _element_of(opener) or name
         # Even without its bracket the tag belongs to a call if it names a tool.
         closed = (yield from text.peek()) == ">"
-        if not name or ((opener != OPEN or not closed) and name not in self._tools):
+        if not self._may_be_name(name) or ((opener != OPEN or not closed) and name not in self._tools):
             self._give_back()
             return
         text.take(int(closed))
