@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 from llguidance import LLMatcher, LLTokenizer
 from parsed_answers import parsed, shown
+from texts_of_grammars import allowed
 from tokenizers import AddedToken, Tokenizer
 
 from engine.core.messages import Grammar, GrammarKind
@@ -25,7 +26,7 @@ from engine.frontend.text.tools.call_grammar import (
     calls_or_answer,
     required_calls,
 )
-from engine.frontend.text.tools.families import FAMILIES, MISTRAL_NAMED_FORM
+from engine.frontend.text.tools.families import DEEPSEEK_FENCED_FORM, FAMILIES, MISTRAL_NAMED_FORM
 from engine.grammar.source import definition_of, fault_of, schema_grammar
 from engine.model import embedded
 
@@ -231,6 +232,27 @@ def test_an_answer_of_a_schema_and_calls_are_both_possible(
     calling.say((form.opening or form.before)[0])
     calling.go_on(4)
     require_kept(calls_of(family, calling.text), tools)
+
+
+EVERY_FORM = [*((family.name, family.form) for family in FAMILIES.values()), *(entry[:2] for entry in FORMS[3:4])]
+
+
+@pytest.mark.parametrize(("family", "form"), [*EVERY_FORM, ("deepseek", DEEPSEEK_FENCED_FORM)])
+def test_a_grammar_allows_as_many_calls_as_are_wanted(family: str, form: CallForm) -> None:
+    """One or several where calls are required, several beside an answer, and any number, even none, beside text."""
+    tools = [OfferedTool(name="look_up", parameters=None, strict=True)]
+    name, given = ('"look_up"' if form.quoted else "look_up"), "{}" if form.arguments is None else ""
+    call = "".join((*form.before, name, *form.between, given, *form.after)).replace(DIGITS, "7")
+    opening, separator, closing = ("".join(pieces) for pieces in (form.opening, form.separator, form.closing))
+    texts = [opening + separator.join([call] * count) + closing for count in range(1, 4)]
+    for text in texts:
+        assert [part[:2] for part in calls_of(family, text)] == [("call", "look_up")] * (texts.index(text) + 1)
+    others = ["", '{"a": 1}', '{"a": 1}' + texts[0], texts[0] + '{"a": 1}', opening + closing]
+    for several, wanted in ((False, texts[:1]), (True, texts)):
+        assert allowed(required_calls(form, tools, None, {}, several=several), texts + others) == wanted
+    beside = calls_or_answer(form, tools, ANSWER, None, {})
+    assert beside is None or allowed(beside, texts + others) == [*texts, others[1]]
+    assert allowed(calls_if_any(form, tools, None, {}), texts + others[:2]) == texts + others[:2]
 
 
 def test_calls_that_begin_as_json_are_not_told_from_an_answer_in_json() -> None:
