@@ -205,7 +205,7 @@ class SglangMember(SearchedMember):
         transfers.said = []
         return super().take_said()
 
-    def hear(self, sender: str, message: Any) -> None:
+    def receive(self, sender: str, message: Any) -> None:
         match message:
             case Frames():
                 room = room_that_fails(message.parts, self.role.transfers)
@@ -233,15 +233,15 @@ class SglangMember(SearchedMember):
                 return
         self.run.give_here(_WAKE)
 
-    def not_sent(self, receiver: str, message: Any) -> None:
+    def on_unsent(self, receiver: str, message: Any) -> None:
         """Note that a message was not sent because the connection broke, which both sides know."""
 
-    def meet(self, other: str) -> None:
+    def on_connected(self, other: str) -> None:
         if other[0] != self.name[0]:
             self.role.transfers.reached.add(other)
             self.run.give_here(_WAKE)
 
-    def part_from(self, other: str) -> None:
+    def on_disconnected(self, other: str) -> None:
         transfers = self.role.transfers
         if other not in transfers.reached:
             return

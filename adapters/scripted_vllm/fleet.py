@@ -137,12 +137,12 @@ class Proxy:
         """The requests that the scheduler has not received."""
         return {one.rid: number for number, one in self.prompts.items() if one.message is not None}
 
-    def meet(self, other: str) -> None:
+    def on_connected(self, other: str) -> None:
         """Note a producer."""
         if other in self._producers:
             self._reached.add(other)
 
-    def part_from(self, other: str) -> None:
+    def on_disconnected(self, other: str) -> None:
         """Lose a producer: compute the prompts that it has not sent."""
         self._reached.discard(other)
         for number, one in list(self.prompts.items()):
@@ -180,7 +180,7 @@ class Proxy:
         if connector.promised.pop(request_id, None) is None:
             self._end_load(request_id, _LOST)
 
-    def hear(self, message: Computed | Blocks) -> None:
+    def receive(self, message: Computed | Blocks) -> None:
         one = self.prompts.get(message.number)
         match message:
             case Computed():
@@ -255,11 +255,11 @@ class VllmMember(SearchedMember):
         for request_id in [one for one in kept if rid_of(one) not in owners and one not in self.ending]:
             self.end_save(request_id)
 
-    def hear(self, sender: str, message: Any) -> None:
+    def receive(self, sender: str, message: Any) -> None:
         key = sender, message.number
         match message:
             case Computed() | Blocks():
-                self.proxy.hear(message)
+                self.proxy.receive(message)
             case Wanted():
                 self._begin(key, message)
             case Pull():
@@ -272,16 +272,16 @@ class VllmMember(SearchedMember):
                 self._check_read(key)
                 self._drop(key)
 
-    def not_sent(self, receiver: str, message: Any) -> None:
+    def on_unsent(self, receiver: str, message: Any) -> None:
         del receiver
         if isinstance(message, (Wanted, Pull)):
             self.proxy.lose(message.number)
 
-    def meet(self, other: str) -> None:
-        self.proxy.meet(other)
+    def on_connected(self, other: str) -> None:
+        self.proxy.on_connected(other)
 
-    def part_from(self, other: str) -> None:
-        self.proxy.part_from(other)
+    def on_disconnected(self, other: str) -> None:
+        self.proxy.on_disconnected(other)
         for key in [key for key in self.kept if key[0] == other]:
             self._drop(key)
 

@@ -106,19 +106,19 @@ class Member(ABC):
         return said
 
     @abstractmethod
-    def hear(self, sender: str, message: object) -> None:
+    def receive(self, sender: str, message: object) -> None:
         """Turn another machine's message into an event of the next step."""
 
     @abstractmethod
-    def not_sent(self, receiver: str, message: object) -> None:
+    def on_unsent(self, receiver: str, message: object) -> None:
         """Handle a message that could not be sent because the link is cut or the receiver is dead."""
 
     @abstractmethod
-    def meet(self, other: str) -> None:
+    def on_connected(self, other: str) -> None:
         """Handle the news that another machine can be reached, possibly again."""
 
     @abstractmethod
-    def part_from(self, other: str) -> None:
+    def on_disconnected(self, other: str) -> None:
         """Handle the loss of the connections to another machine."""
 
 
@@ -221,7 +221,7 @@ class BaseFleet(Generic[_M]):
         self._link(one, other).is_cut = self._link(other, one).is_cut = False
         for name, met in ((one, other), (other, one)):
             if not self.engine(name).is_dead and not self.engine(met).is_dead:
-                self.engine(name).meet(met)
+                self.engine(name).on_connected(met)
 
     def on_its_way(self, sender: str, receiver: str) -> tuple[object, ...]:
         """Return the messages in transit from one engine to another."""
@@ -269,12 +269,12 @@ class BaseFleet(Generic[_M]):
             if sender != member.name:
                 for message in self._links[sender, member.name].take(self._step):
                     self.has_heard = True
-                    member.hear(sender, message)
+                    member.receive(sender, message)
 
     def _send(self, member: _M, receiver: str, message: object) -> None:
         link = self._link(member.name, receiver)
         if link.is_cut or self.engine(receiver).is_dead:
-            member.not_sent(receiver, message)
+            member.on_unsent(receiver, message)
         else:
             link.send(message, self._step)
 
@@ -282,12 +282,12 @@ class BaseFleet(Generic[_M]):
         """Introduce a machine to the living machines that can reach it, and them to it."""
         for other in self.living:
             if other.name != name and not self._links[other.name, name].is_cut:
-                other.meet(name)
-                self.engine(name).meet(other.name)
+                other.on_connected(name)
+                self.engine(name).on_connected(other.name)
 
     def _part(self, name: str, other: str) -> None:
         if not (member := self.engine(name)).is_dead:
-            member.part_from(other)
+            member.on_disconnected(other)
 
     def _link(self, sender: str, receiver: str) -> Link:
         self.engine(sender)

@@ -92,7 +92,7 @@ class SearchedEngine(ConnectedEngine, SearchedMember):
     def answer(self, receiver: str, transfer: int, error: str | None, status: int | None) -> None:
         self.said.append((receiver, PrefillAnswer(transfer, error, status)))
 
-    def hear(self, sender: str, message: object) -> None:
+    def receive(self, sender: str, message: object) -> None:
         match message:
             case PrefillAnswer():
                 self._take_answer(message)
@@ -103,18 +103,18 @@ class SearchedEngine(ConnectedEngine, SearchedMember):
                 else:
                     self.prefills.met(sender, message.load)
             case _:
-                super().hear(sender, message)
+                super().receive(sender, message)
 
-    def meet(self, other: str) -> None:
+    def on_connected(self, other: str) -> None:
         """Assume that another engine is new and idle; a prefill engine also reports its load to all again."""
         self._announced = None
         if self.prefills is not None and other in self.prefills.urls:
             self.prefills.met(other, _load_of(0, 0, 0, self.limits.page_size))
 
-    def part_from(self, other: str) -> None:
+    def on_disconnected(self, other: str) -> None:
         if self.prefills is not None and other in self.prefills.urls:
             self.prefills.lost(other, _GONE)
-        super().part_from(other)
+        super().on_disconnected(other)
 
     def lose_call(self, transfer: int, why: str) -> None:
         assert self.prefills is not None

@@ -72,9 +72,9 @@ class FleetEngine(ConnectedEngine):
         run.take_step(result)
         self.tell(result.replies)
 
-    def hear(self, sender: str, message: object) -> None:
+    def receive(self, sender: str, message: object) -> None:
         self.heard.append(message)
-        super().hear(sender, message)
+        super().receive(sender, message)
 
     def begin_prompt(self, prompt: Generate) -> None:
         self.run.deliveries.append(prompt)

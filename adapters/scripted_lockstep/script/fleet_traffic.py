@@ -121,7 +121,7 @@ class ConnectedEngine(Member):
 
     # -- the fleet --
 
-    def hear(self, sender: str, message: Any) -> None:
+    def receive(self, sender: str, message: Any) -> None:
         match message:
             case PrefillWanted():
                 if self.is_draining:
@@ -153,16 +153,16 @@ class ConnectedEngine(Member):
         self.transfers.sent.clear()
         return super().take_said()
 
-    def not_sent(self, receiver: str, message: Any) -> None:
+    def on_unsent(self, receiver: str, message: Any) -> None:
         if isinstance(message, PrefillWanted):
             self._lose(message.transfer, receiver)
         elif isinstance(message, SentPages):
             self.transfers.break_off(receiver)
 
-    def meet(self, other: str) -> None:
+    def on_connected(self, other: str) -> None:
         """Do nothing: an engine calls others only when it wants a prompt."""
 
-    def part_from(self, other: str) -> None:
+    def on_disconnected(self, other: str) -> None:
         self.transfers.break_off(other)
         for transfer, at in list(self.asked.items()):
             if at == other:

@@ -26,16 +26,16 @@ class Machine(Member):
         if self.breaks:
             raise Violation(self.breaks)
 
-    def hear(self, sender: str, message: object) -> None:
+    def receive(self, sender: str, message: object) -> None:
         self.heard.append(message)
 
-    def not_sent(self, receiver: str, message: object) -> None:
+    def on_unsent(self, receiver: str, message: object) -> None:
         self.unsent.append(message)
 
-    def meet(self, other: str) -> None:
+    def on_connected(self, other: str) -> None:
         self.met.append(other)
 
-    def part_from(self, other: str) -> None:
+    def on_disconnected(self, other: str) -> None:
         self.parted.append(other)
 
 
