@@ -141,25 +141,6 @@ class VllmSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
         )
 
     @property
-    def needed_blocks(self) -> int:
-        """How many blocks of all groups vLLM demands at its start for a whole context; 0 with one group."""
-        if not self.has_groups:
-            return 0
-        needed = -(-self.max_model_len // self.kv_block_size) + len(self.rings)
-        for size, _ in self.windows:
-            held = min(size + self.depth * self.max_num_batched_tokens, self.max_model_len)
-            needed += 1 - (-held // self.block_size)
-        if self.hisparse_host_blocks:
-            held = min(self.depth * self.max_num_batched_tokens, self.max_model_len)
-            needed += self.hisparse_hot_blocks - (-held // self.block_size)
-        if self.is_encoder_decoder:
-            needed -= -LARGEST_IMAGE // self.block_size
-        if self.has_mamba:
-            needed += self.num_speculative_tokens + (self.mamba_checkpoint_alignment > 0)
-        # The state before a chunk, and the one after it.
-        return needed + {"off": 0, "none": 1, "align": 2}[self.mamba_cache_mode]
-
-    @property
     def has_mamba(self) -> bool:
         """Whether some layers keep a state."""
         return self.mamba_cache_mode != "off"
@@ -363,10 +344,6 @@ _RULES: Final[tuple[tuple[Callable[[VllmSettings], bool], str], ...]] = (
     (
         lambda s: s.decode_context_parallel_size == 1 or not (s.windows or s.rings or s.is_encoder_decoder),
         "decode_context_parallel_size above 1 allows only full attention and Mamba layers",
-    ),
-    (
-        lambda s: s.num_gpu_blocks - 1 >= s.needed_blocks,
-        "with several groups num_gpu_blocks must exceed the {0.needed_blocks} blocks that one request may need",
     ),
     (lambda s: 2 <= s.max_model_len <= s.room, "max_model_len must be from 2 to {0.room}, the tokens of all blocks"),
     (

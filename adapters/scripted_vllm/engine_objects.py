@@ -30,7 +30,11 @@ from vllm.sampling_params import SamplingParams, StructuredOutputsParams
 from vllm.utils.hashing import sha256
 from vllm.v1 import kv_cache_interface
 from vllm.v1.core.encoder_cache_manager import EncoderCacheManager, EncoderDecoderCacheManager
-from vllm.v1.core.kv_cache_utils import get_request_block_hasher, init_none_hash
+from vllm.v1.core.kv_cache_utils import (
+    get_max_concurrency_for_kv_cache_config,
+    get_request_block_hasher,
+    init_none_hash,
+)
 from vllm.v1.core.sched.async_scheduler import AsyncScheduler
 from vllm.v1.core.sched.output import SchedulerOutput
 from vllm.v1.core.sched.scheduler import Scheduler
@@ -363,11 +367,13 @@ def _kv_cache_of(settings: Any) -> KVCacheConfig:
     specs: dict[str, Any] = {"layer": FullAttentionSpec(**shape)}
     if settings.rswa_window:
         specs["layer"] = kv_cache_interface.RSWASpec(rswa_window=settings.rswa_window, **shape)
+    # vLLM adds it to the windows of all layers: what modules of a drafter after the first compute again.
+    retained = {"extra_retained_tokens": max(0, _config_of(settings).num_prefill_lookahead_tokens - 1)}
     for size, is_chunk in settings.windows:
         name, spec = ("attention_chunk_size", ChunkedLocalAttentionSpec) if is_chunk else _WINDOW
-        specs[f"window {size}"] = spec(**{name: size}, **shape)
+        specs[f"window {size}"] = spec(**{name: size}, **({} if is_chunk else retained), **shape)
     if settings.swa_bounded_replay:
-        window = {"sliding_window": settings.sliding_window, "bounded_replay": True}
+        window = {"sliding_window": settings.sliding_window, "bounded_replay": True, **retained}
         specs[f"window {settings.sliding_window}"] = kv_cache_interface.SlidingWindowMLASpec(**window, **shape)
     if settings.has_mamba:
         kept = {"num_speculative_blocks": settings.num_speculative_tokens}
@@ -390,13 +396,34 @@ def _kv_cache_of(settings: Any) -> KVCacheConfig:
     if settings.hisparse_host_blocks:
         groups, more = _with_host(settings, specs["layer"]), {"hisparse_host_num_blocks": settings.hisparse_host_blocks}
     interval = settings.prefix_cache_retention_interval
-    return KVCacheConfig(
+    made = KVCacheConfig(
         prefix_cache_retention_interval=None if interval < 0 else interval,
         num_blocks=settings.num_gpu_blocks,
         kv_cache_tensors=[],
         kv_cache_groups=groups,
         **more,
     )
+    _check_one_request_fits(settings, made)
+    return made
+
+
+def _check_one_request_fits(settings: Any, made: KVCacheConfig) -> None:
+    """Raise ValueError for a pool with which a server does not start: one request of max_model_len must fit."""
+    config = _config_of(settings)
+    if settings.is_encoder_decoder:
+        config = copy.copy(config)
+        config.scheduler_config = copy.copy(config.scheduler_config)
+        # The model's own number, by which vLLM counts what its decoder reads.
+        config.scheduler_config.max_num_encoder_input_tokens = settings.encoder_compute_budget
+    # No request gets the null block.
+    usable = dataclasses.replace(made, num_blocks=made.num_blocks - 1)
+    requests = get_max_concurrency_for_kv_cache_config(config, usable)
+    if requests < 1:
+        raise ValueError(
+            f"vLLM starts only if its pool holds a request of max_model_len ({settings.max_model_len} tokens), which "
+            f"needs {round(usable.num_blocks / requests)} blocks; num_gpu_blocks={settings.num_gpu_blocks} has "
+            f"{usable.num_blocks} beside the null block: raise it, or lower max_model_len"
+        )
 
 
 def _with_host(settings: Any, spec: FullAttentionSpec) -> list[KVCacheGroupSpec]:

@@ -180,6 +180,33 @@ def test_what_vllm_refuses_is_no_target() -> None:
         execute(Schedule.parse(text, of="vllm"))
 
 
+@pytest.mark.parametrize(
+    ("settings", "needed"),
+    [
+        # Eight blocks for all of max_model_len, the window beside a batch, and where it begins within a block.
+        ("sliding_window=3", 8 + 5 + 1),
+        ("attention_chunk_size=4", 8 + 5),
+        ("mamba_cache_mode=align num_speculative_tokens=2", 8 + 2 + 2),
+        ("max_num_batched_tokens=8 sliding_window=3 num_speculative_tokens=3 speculative_method=mtp", 8 + 3 + 1),
+        ("max_num_batched_tokens=8 hisparse_host_blocks=14", 8 + 2 + 1),
+    ],
+)
+def test_a_pool_with_which_vllm_does_not_start_is_no_target(settings: str, needed: int) -> None:
+    """The number is that of vLLM's own check at its start."""
+    line = f"{settings}; 1 start a prompt=4 new=1"
+    with pytest.raises(ScriptDefinitionError, match=f"which needs {needed} blocks; num_gpu_blocks={needed} has"):
+        execute(Schedule.parse(f"num_gpu_blocks={needed} {line}", of="vllm"))
+    assert execute(Schedule.parse(f"num_gpu_blocks={needed + 1} {line}", of="vllm")).failure is None
+
+
+@pytest.mark.parametrize(("method", "retained"), [("mtp", 2), ("eagle", 0)])
+def test_a_window_keeps_what_the_modules_of_a_drafter_compute_again(method: str, retained: int) -> None:
+    """vLLM writes it into the windows of all layers at its start."""
+    settings = VllmSettings(num_gpu_blocks=20, sliding_window=3, num_speculative_tokens=3, speculative_method=method)
+    _, window = new_scheduler(settings).kv_cache_manager.coordinator.single_type_managers
+    assert window.extra_retained_tokens == retained
+
+
 def test_the_command_of_a_server_has_what_is_not_its_default() -> None:
     settings = VllmSettings(policy="priority", async_scheduling=True, kv_connector="async")
     command = ADAPTER.server.command(settings)
