@@ -385,13 +385,13 @@ class OpenAnswer:
         return ranked
 
     def _prompts_in(self, events: Sequence[dict[str, Any]]) -> list[int]:
-        """Return, for each event of a stream, the prompt tokens of the choices shown so far; the first one counts."""
-        firsts: dict[int, int] = {}
+        """Return, for each event of a stream, the tokens of the prompts of the choices shown so far."""
+        shown: dict[int, int] = {}
         counts = []
         for event in events:
             index = event["choices"][0]["index"]
-            firsts |= {index: len(self.order.messages[index].prompt_ids)} if index % self.order.n == 0 else {}
-            counts.append(sum(firsts.values()))
+            shown[index // self.order.n] = len(self.order.messages[index].prompt_ids)
+            counts.append(sum(shown.values()))
         return counts
 
     def _check_usage_of_events(self, events: Sequence[dict[str, Any]]) -> None:

@@ -80,8 +80,8 @@ class Counts:
         return Extension(cached_tokens_details=tiers)
 
     def _prompts(self) -> list[MetaInfo]:
-        """Return the data of the first choice of each prompt."""
-        return [meta for index, meta in self._last.items() if index % self._n == 0]
+        """Return the data of the first choice of each prompt, of those that have come."""
+        return list({index // self._n: self._last[index] for index in sorted(self._last, reverse=True)}.values())
 
 
 class _Shape(Shape):
