@@ -8,6 +8,7 @@ from types import ModuleType
 from typing import TYPE_CHECKING, Any, Final
 
 from vllm.distributed.kv_transfer.kv_connector.v1.hisparse.connector import HiSparseConnectorWorkerMetadata
+from vllm.v1.core.sched.interface import PauseState
 from vllm.v1.outputs import DraftTokenIds, KVConnectorOutput, ModelRunnerOutput
 from vllm.v1.request import Request
 
@@ -30,6 +31,8 @@ if TYPE_CHECKING:
 # Texts of faults: plans without what the runner needs, and what is left when all requests have ended.
 _TOLD_TOO_LITTLE: Final = r"^the plan (?:computes|has guesses|continues|resumes)|tokens, those in flight included"
 _OTHERS_KV: Final = r"reads the wrong KV|continues from the wrong state"
+_OLD_CACHE: Final = "was written before the cache was flushed"
+_PAUSED: Final = "is launched while generation is paused"
 _LEFT: Final = r"everything has ended, but (blocks_free|requests|waiting|running) is \d+ instead of (\d+)"
 _GROWN: Final = r"something has grown: machine\.scheduler\.([\w.\[\]]+) has \d+ entries, in a new one (\d+)"
 _COUNTS: Final = {
@@ -122,6 +125,8 @@ class VllmStandalone(Standalone):
         return None
 
     def must_hold(self, machine: VllmMachine, calls: Calls, said: str) -> str:
+        if _OLD_CACHE in said and machine.settings.enable_sleep_mode:
+            raise NotImplementedError("a sleep's flush is EngineCore's, which no standalone file contains")
         plans = calls.named(self.launch)
         made = [calls.results[name][0] for name in plans]
         if encoded.missing_in(made):
@@ -134,6 +139,8 @@ class VllmStandalone(Standalone):
             outputs = {calls.names[rid]: list(ids) for rid, ids in calls.outputs.items() if rid in calls.names}
             if held.wrong_reads_in(made, outputs, machine.settings):
                 return f"not wrong_reads_in([{', '.join(plans)}], {outputs}, settings)"
+        if _PAUSED in said and (since := _planned_since_the_pause(calls, plans)):
+            return f"not any(map(launches, [{', '.join(since)}]))"
         last: Any = made[-1] if made else None
         left_out = [one.request_id for one in machine.scheduler.running if f"{rid_of(one.request_id)} runs and" in said]
         if last is not None and left_out:
@@ -157,6 +164,14 @@ def are_followed(settings: VllmSettings) -> bool:
     more = (settings.has_connector, settings.encoder_cache_size, settings.num_speculative_tokens, settings.rings)
     kept = (settings.hisparse_host_blocks, settings.rswa_window, settings.mamba_checkpoint_alignment)
     return not any((*more, *kept, settings.swa_bounded_replay)) and settings.decode_context_parallel_size == 1
+
+
+def _planned_since_the_pause(calls: Calls, plans: Sequence[str]) -> Sequence[str]:
+    """Return the plans since the last call that pauses or resumes, if it pauses everything; none otherwise."""
+    states = calls.named("set_pause_state")
+    line = calls.results[states[-1]][2] if states else 0
+    is_pause = line > 0 and PauseState.PAUSED_ALL.name in calls.lines[line - 1]
+    return [name for name in plans if is_pause and calls.results[name][2] > line]
 
 
 def _left_behind(said: str) -> str:

@@ -43,6 +43,11 @@ pytestmark = pytest.mark.filterwarnings("default")
             "encoder_cache_size=8 ec_connector=True; 1 start a prompt=12 new=1 seed=1 images=2",
             "scheduler.ec_connector.begin(2)",
         ),
+        (
+            "the-first-pause-counts",
+            "default; 1 start a prompt=4 new=6; 2 pause mode=wait; 3 pause mode=keep",
+            "assert not any(map(launches, [schedule_",
+        ),
     ],
 )
 def test_a_file_is_red_with_the_bug_and_green_without(mutant: str, schedule: str, asserted: str) -> None:
@@ -53,6 +58,14 @@ def test_a_file_is_red_with_the_bug_and_green_without(mutant: str, schedule: str
             _run(text)
     assert asserted in text
     _run(text)
+
+
+def test_no_file_is_written_of_a_flush_that_the_engine_core_left_out() -> None:
+    """The file has the scheduler's classes alone, so it would be as red without the bug."""
+    schedule = "enable_sleep_mode=True; 1 start a prompt=8 new=1; 3 sleep mode=abort; 4 wake; 5 start b prompt=8 new=1"
+    with ADAPTER.switched_on("the-cache-outlives-the-sleep"):
+        text, why = text_of(ADAPTER.standalone, Schedule.parse(schedule, of="vllm"), "it")
+    assert (text, why) == (None, "a sleep's flush is EngineCore's, which no standalone file contains")
 
 
 def _run(text: str) -> None:
