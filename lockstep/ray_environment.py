@@ -22,7 +22,7 @@ def ray_defaults() -> dict[str, str]:
     return defaults
 
 
-def heed_environment() -> None:
+def reread_environment() -> None:
     """Make Ray read the environment again, in a process that may have imported it before.
 
     Ray notes at its import whether it shows a token, and which. Raises ImportError where Ray is not installed.

@@ -147,7 +147,7 @@ def pytest_unconfigure(config: pytest.Config) -> None:
     if _session in config.stash:
         config.stash[_session].close()
     if (loaded := sys.modules.get(_DEADLINE)) is not None:
-        loaded.tell_stacks_to()
+        loaded.write_stacks_to()
     if _stderr in config.stash:
         os.close(config.stash[_stderr])
     if _recorded in config.stash:
@@ -253,7 +253,7 @@ def pytest_runtest_protocol(item: pytest.Item) -> Generator[None, object, object
     if _session in item.config.stash:
         item.config.stash[_session].node_id = _node_id(item)
     if (loaded := sys.modules.get(_DEADLINE)) is not None:
-        loaded.tell_stacks_to(item.config.stash[_stderr])
+        loaded.write_stacks_to(item.config.stash[_stderr])
     recorded = item.config.stash.get(_recorded, None)
     if recorded is None:
         return (yield)

@@ -179,7 +179,7 @@ class StageSlice:
                         weight = weight.to(device=self._device, dtype=dtype, copy=copies)
                         self._require_finite(names[id(meta)][0], weight)
                         loaded[id(meta)] = nn.Parameter(weight, requires_grad=False)
-                        self._tell_load(len(loaded), total)
+                        self._report_load(len(loaded), total)
                     setattr(module, key, loaded[id(meta)])
         self.model.eval()
 
@@ -205,7 +205,7 @@ class StageSlice:
         plain = type(module) in (nn.Linear, nn.Embedding) and meta.dim() == 2
         return self._matrix_dtype if plain and self._matrix_dtype is not None else meta.dtype
 
-    def _tell_load(self, done: int, total: int) -> None:
+    def _report_load(self, done: int, total: int) -> None:
         if self._on_load is not None:
             dtype = str(self._facts.dtype).removeprefix("torch.")
             self._on_load(Loading(done=done, total=total, device=str(self._device), dtype=dtype))

@@ -151,7 +151,7 @@ class Control:
         except OSError:
             return
 
-    def tell_death(self, exc: BaseException) -> None:
+    def report_death(self, exc: BaseException) -> None:
         """Send the exception that ends this process, once.
 
         A process sends it before it closes its connections, because their loss ends others, which blame this process.

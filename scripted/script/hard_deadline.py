@@ -45,7 +45,7 @@ class _Setting(ctypes.Structure):
     _fields_ = (("interval", _Moment), ("first", _Moment))
 
 
-def tell_stacks_to(descriptor: int = _STDERR) -> None:
+def write_stacks_to(descriptor: int = _STDERR) -> None:
     """Write stacks to this descriptor: a test runner reads the process's own stderr and would lose them."""
     global _output
     _output = descriptor

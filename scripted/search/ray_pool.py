@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import psutil
 
-from lockstep.ray_environment import heed_environment, ray_defaults
+from lockstep.ray_environment import ray_defaults, reread_environment
 from scripted.core.refusals import ScriptDefinitionError
 
 if TYPE_CHECKING:
@@ -55,7 +55,7 @@ def ray_pool(address: str, jobs: int) -> Iterator[RayPool]:
     try:
         import ray
 
-        heed_environment()
+        reread_environment()
     except ModuleNotFoundError as exc:
         raise ScriptDefinitionError(
             f"--ray {address} needs Ray, which is not installed; install lockstep-engine[ray], or use --jobs"

@@ -56,7 +56,7 @@ class OpenVINOStage:
         threads = stage_threads(config, limits, OPENVINO_THREADS)
         device = f"{self.device} (OpenVINO, {threads} {'thread' if threads == 1 else 'threads'})"
         conversion = _Conversion(config, facts, limits, on_load, device)
-        conversion.tell("reading")
+        conversion.report("reading")
         with stage_graph(facts, conversion.convert, weights=config.weights) as (found, is_new):
             self._compiled = conversion.compile(found, threads, is_new=is_new)
         # Kept because the memory of a graph's constants must outlive the graph.
@@ -136,7 +136,7 @@ class _Conversion:
         self._name = ""
         self._given = self._wanted = torch.empty(0)
 
-    def tell(self, doing: str) -> None:
+    def report(self, doing: str) -> None:
         """Report the phase of the stage."""
         if self._on_load is not None:
             self._on_load(phase_report(self._facts, self._device, doing))
@@ -147,16 +147,16 @@ class _Conversion:
         trusted = self._config.trust_remote_code
         traced = TracedStage(self._facts, trust_remote_code=trusted, int8=self._int8, on_load=self._on_load)
         self._name = type(traced.module).__name__
-        self.tell("converting")
+        self.report("converting")
         converted = traced.convert()
-        self.tell("comparing")
+        self.report("comparing")
         self._given, self._wanted = traced.compute(sum(_COMPARED_TOKENS))
         return converted
 
     def compile(self, found: StageGraph, threads: int, *, is_new: bool) -> CompiledStage:
         """Compile a graph to a stage, run a first forward pass, which packs its weights, and compare a new graph."""
         give_back_garbage()
-        self.tell("compiling")
+        self.report("compiling")
         kept_in = self._config.kv_cache_dtype
         with read_pages_given_back(found.file):
             if is_new and kept_in != "auto":
@@ -172,7 +172,7 @@ class _Conversion:
 
     def _compare(self, compiled: CompiledStage) -> None:
         """Raise OpenVINOError unless a stage computes the same as transformers."""
-        self.tell("comparing")
+        self.report("comparing")
         pool = self._small_pool(compiled)
         start, differences = 0, []
         for count in _COMPARED_TOKENS:

@@ -140,7 +140,7 @@ def _run(main: ChildMain, control: Control) -> None:
     try:
         main(control)
     except BaseException as exc:  # noqa: BLE001 - any exception that ends this process is reported as the cause
-        control.tell_death(exc)
+        control.report_death(exc)
         status = EXIT_FAILED
     finally:
         sys.stdout.flush()

@@ -74,7 +74,7 @@ def main(control_fd: int, order_fd: int) -> None:
             control.send(Ready(about={RAY: str(stages)}))
             stages.watch(control)
     except BaseException as exc:  # noqa: BLE001 - any exception that ends this process is reported as the cause
-        control.tell_death(exc)
+        control.report_death(exc)
         status = EXIT_FAILED
     finally:
         sys.stderr.flush()

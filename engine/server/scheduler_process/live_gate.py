@@ -48,7 +48,7 @@ class LiveGate:
         # The microbatches in flight, and the time since which the oldest is awaited.
         self._launched: deque[Microbatch] = deque()
         self._waiting_since = 0.0
-        self._watch = StepWatch(self._tell_stuck)
+        self._watch = StepWatch(self._report_stuck)
         self._completion_sources = tuple(context.pipeline.wake_sources())
         self._poller = zmq.Poller()
         self._readable: dict[Any, int] = {}
@@ -131,7 +131,7 @@ class LiveGate:
     def _overdue(self, number: int) -> str:
         return f"microbatch {number} did not come back within {self._limit_s()} s (step_timeout_s): "
 
-    def _tell_stuck(self, where: str) -> None:
+    def _report_stuck(self, where: str) -> None:
         """Send the final message of a process that computes the model itself. Runs in the watch's thread."""
         error = self._overdue(self._launched[0].id) + f"this process computes it, and is at\n{where}"
         self._control.send(Dying(error=error, traceback=error, expected=True))

@@ -109,7 +109,7 @@ def run_scheduler(control: Control, place: SchedulerPlace) -> None:
         run_loop(gate, scheduler, pipeline, outbox)
     except BaseException as exc:
         # Before the stages lose their connections: the last replies may take longer than others wait for a cause.
-        control.tell_death(exc)
+        control.report_death(exc)
         raise
     finally:
         inbox.close()

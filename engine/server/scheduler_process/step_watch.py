@@ -17,16 +17,14 @@ from typing import Final
 
 EXIT_STUCK: Final = 1
 
-TellStuck = Callable[[str], None]
-
 
 class StepWatch:
-    """Watches the computing thread. At the limit a second thread calls ``tell`` with the stack and exits the
+    """Watches the computing thread. At the limit a second thread calls ``report`` with the stack and exits the
     process.
     """
 
-    def __init__(self, tell: TellStuck) -> None:
-        self._tell = tell
+    def __init__(self, report: Callable[[str], None]) -> None:
+        self._report = report
         self._due: float | None = None
         self._begun = threading.Event()
         self._thread: threading.Thread | None = None
@@ -71,5 +69,5 @@ class StepWatch:
     def _end(self) -> None:
         frame = sys._current_frames().get(self._computing_thread)  # noqa: SLF001 - the only way to another thread's frames
         where = "".join(traceback.format_stack(frame)) if frame is not None else "an unknown place"
-        self._tell(where)
+        self._report(where)
         os._exit(EXIT_STUCK)

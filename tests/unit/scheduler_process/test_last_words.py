@@ -38,7 +38,7 @@ def test_the_reason_is_told_before_the_stages_lose_their_connections(monkeypatch
         place = SchedulerPlace(settings=settings, limits=limits, private_dir=Path(folder), base_url="", stage_pids=())
         with pytest.raises(ProcessDiedError):
             main.run_scheduler(control, place)
-        control.tell_death(ZeroDivisionError())
+        control.report_death(ZeroDivisionError())
         assert not supervisor.poll(0), "a process dies twice"
     control.close()
     ready, dying = heard

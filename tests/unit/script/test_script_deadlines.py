@@ -255,7 +255,7 @@ def test_a_script_by_hand_that_stays_in_a_call_of_c_ends_its_process_with_its_li
     if not child:
         try:
             with stacks.open("w") as file:
-                hard_deadline.tell_stacks_to(file.fileno())
+                hard_deadline.write_stacks_to(file.fileno())
                 sim.run(_stays_in_a_call_of_c, timeout_s=1)
         finally:
             os._exit(0)

@@ -23,7 +23,7 @@ import psutil
 
 from engine.core.errors import StartupError
 from engine.server.placement.ray_order import NICENESS
-from lockstep.ray_environment import heed_environment, ray_defaults
+from lockstep.ray_environment import ray_defaults, reread_environment
 
 # Ray's own sockets are in the folder, with names of 70 characters, and a socket's path may have 107.
 SHORT_FOLDER: Final = "/tmp"  # noqa: S108 - a new folder is made in it
@@ -101,7 +101,7 @@ class LocalCluster:
 def _new_cluster() -> Any:
     """Make a cluster without nodes, under the nodes' environment, which decides whether they require tokens."""
     try:
-        heed_environment()
+        reread_environment()
         from ray.cluster_utils import Cluster
     except ImportError as exc:
         raise StartupError("a local cluster needs Ray, which is not installed; install lockstep-engine[ray]") from exc
