@@ -202,7 +202,9 @@ def fault_of(grammar: Grammar) -> Fault | None:
     message = _complaint(grammar)
     if not message:
         return None
-    has_place = grammar.kind is GrammarKind.JSON_SCHEMA and not message.startswith((_TOO_LARGE, _TOO_DEEP))
+    # The size of the whole is no part's fault.
+    is_of_all = message.startswith((_TOO_LARGE, _TOO_DEEP)) or _TOO_MANY_ITEMS in message
+    has_place = grammar.kind is GrammarKind.JSON_SCHEMA and not is_of_all
     place = _place_in(grammar.text, message) if has_place else ""
     return Fault(_remedied(message, grammar.text), place)
 

@@ -102,7 +102,15 @@ def test_a_group_that_is_one_repetition_may_be_repeated(text: str, taken: list[s
     assert allowed(grammar, [*taken, *refused]) == taken
 
 
-def test_too_deep_a_schema_is_refused_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    ("schema", "remedy"),
+    [
+        (deep(200), "move inner ones into $defs"),
+        (at(**{f"p{number}": {"type": "integer"} for number in range(900)}), "let fewer parts be optional"),
+    ],
+    ids=["deep", "wide"],
+)
+def test_too_large_a_schema_is_refused_at_once(schema: Any, remedy: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Its place is not looked for: each look compiles a part, and it took a second or two."""
     looks: list[Grammar] = []
 
@@ -112,5 +120,7 @@ def test_too_deep_a_schema_is_refused_at_once(monkeypatch: pytest.MonkeyPatch) -
 
     complaint = source._complaint
     monkeypatch.setattr(source, "_complaint", counted)
-    assert fault_of(schema_grammar(deep(200))) is not None
+    fault = fault_of(schema_grammar(schema))
+    assert fault is not None
+    assert remedy in fault.message
     assert len(looks) == 1
