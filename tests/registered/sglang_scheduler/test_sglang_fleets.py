@@ -9,6 +9,7 @@ Mutant: all of `fleet_mutants.toml`; without one the same workloads pass.
 from __future__ import annotations
 
 import sys
+from importlib.metadata import version
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -31,6 +32,7 @@ from scripted.sdk.standalone import run_alone
 from scripted.search.execution import Prefixes, execute, record
 from scripted.search.generated import generated_schedule
 from scripted.search.strategies import extras_of
+from tests.defect_rows import rows_of
 
 register_cpu_ci(est_time=110, suite="sglang-cpu")
 
@@ -124,6 +126,20 @@ def test_an_abort_at_one_server_is_not_told_to_the_other(events: str, engine: st
     assert text.startswith(engine)
     assert f"waits forever: {who}" in text
     assert failure_of(f"engines=p0,d0; {events}") == ""
+
+
+@pytest.mark.parametrize("step", range(5, 10))
+def test_an_abort_that_is_told_while_a_chunk_is_written_keeps_its_pages(step: int) -> None:
+    """With its fix the prefill server tells the decode server, which must not give back what is still written."""
+    (told,) = [one for one in rows_of(NAME, version("sglang")) if one.id == "sglang-prefill-abort-not-told"]
+    held = '1 begin on=d0 do="start a prompt=30 new=3"; 1 hold-link sender=p0 receiver=d0 pages=True'
+    after = f'{step + 1} begin on=d0 do="start b prompt=14 seed=1 new=3"; {step + 5} at on=p0 do=continue'
+    schedule = f'engines=p0,d0 router_tells_both=False; {held}; {step} at on=p0 do="pause mode=abort"; {after}'
+    assert "waits forever" in failure_of(schedule)
+    with told.fixed():
+        assert failure_of(schedule) == ""
+        with ADAPTER.switched_on("pages-given-back-before-the-write-ends"):
+            assert "p0 writes KV into the pages" in failure_of(schedule)
 
 
 @pytest.mark.parametrize(
