@@ -42,8 +42,10 @@ Fault = Callable[[dict[str, int]], tuple[str, float]]
 
 # Greedy answers that are compared with the same request alone on an idle server.
 COMPARED_ANSWERS = 12
-# How much longer a load lasts, at most, until there is one.
-COMPARABLE_WITHIN_S = 120.0
+# What must have happened for a calm end to mean anything, beside a retraction.
+ENOUGH_ANSWERS = 20
+# How much longer a load lasts, at most, until that has happened.
+ENOUGH_WITHIN_S = 120.0
 # Two tokens whose log-probabilities are nearer than this are a tie: batches of different sizes round differently.
 TIE_NATS = 1e-4
 SHOWN_COMPLAINTS = 20
@@ -157,9 +159,8 @@ async def _load(load: Load, server: LoadedServer, result: LoadResult) -> None:
         deadline = time.monotonic() + load.seconds
         # Clients end when their last request does, so operators must not leave the server paused before that.
         await asyncio.gather(operators.run(deadline), _disturb(load), *(client.run(deadline) for client in crowd))
-        # On a slow link or machine none of them may have ended by itself yet.
-        bound = deadline + COMPARABLE_WITHIN_S
-        while time.monotonic() < bound and not any(_is_comparable(one) or one.cut for one in _outcomes_of(crowd)):
+        bound = deadline + ENOUGH_WITHIN_S
+        while time.monotonic() < bound and not await _is_enough(http, _outcomes_of(crowd)):
             deadline = time.monotonic() + load.seconds
             await asyncio.gather(*(client.run(deadline) for client in crowd))
         result.outcomes = _outcomes_of(crowd)
@@ -171,6 +172,14 @@ async def _load(load: Load, server: LoadedServer, result: LoadResult) -> None:
         result.grown_mb = {name: mb - before_mb[name] for name, mb in server.resident_mb().items()}
         await _flush(http, server, result)
         await _compare(http, result, load.seed)
+
+
+async def _is_enough(http: httpx.AsyncClient, outcomes: Sequence[Outcome]) -> bool:
+    """Whether enough has happened; a slow link or machine needs longer for that."""
+    answered = sum(bool(outcome.finish_reasons) for outcome in outcomes)
+    if answered <= ENOUGH_ANSWERS or not any(_is_comparable(one) or one.cut for one in outcomes):
+        return False
+    return (await http.get("/server_info")).json()["stats"]["retractions"] > 0
 
 
 async def _disturb(load: Load) -> None:

@@ -10,7 +10,7 @@ from types import SimpleNamespace
 
 import pytest
 from auditing_gate import AuditingGate
-from load import Load, run_death, run_load
+from load import ENOUGH_ANSWERS, Load, run_death, run_load
 from load_server import LoadedServer
 from outcome import Outcome, Window, complaint_about, complaint_after_death
 from stalls import KINDS, stalled_s
@@ -29,8 +29,6 @@ DEATH_S = 1.0
 # Tests judge no pace: `make soak` and the tables of benchmarks have it.
 PATIENCE_S = 30.0
 SEED = 1
-# What must have happened for a calm end to mean anything.
-ENOUGH_ANSWERS = 20
 
 
 def _load(parent: PreloadedParent, folder: Path, stages: int, seconds: float) -> Load:

@@ -3,7 +3,7 @@
 Goal: an abort is idempotent and answered, even for an unknown rid; a reused rid names a new request. Method: unknown
 and finished rids, two aborts in one step, abort and restart of one rid side by side. Origin: the abort tests of
 SGLang's scripted runtime; B11, D04. Mutants: abort-of-an-unknown-rid-kills, abort-and-finish-free-twice,
-waiting-requests-are-not-aborted, disconnect-aborts-nothing.
+waiting-requests-are-not-aborted, disconnect-aborts-nothing, abort-waits-for-a-token.
 """
 
 import pytest
