@@ -39,7 +39,7 @@ from scripted.script.options import ScriptOptions
 from scripted.script.source import ScriptFunction
 from scripted.sdk.actions import ResumeAll, WakeAll, actions_of
 from scripted.sdk.as_schedule import plan_of, schedule_of, schedule_of_flight
-from scripted.sdk.capabilities import Capabilities, Limits
+from scripted.sdk.capabilities import Capabilities, Declaration, Limits
 from scripted.sdk.flight.frames import FlightHeader
 from scripted.sdk.flight.of_machine import MachineOfFlight
 from scripted.sdk.flight.reader import is_flight, read_flight
@@ -305,8 +305,8 @@ class SchedulerAdapter(
                 with suppress(ValueError):
                     yield msgspec.structs.replace(config, **{name: default[name]})
 
-    def limits_of(self, config: _SettingsT) -> tuple[Limits, Capabilities]:
-        return self._declared.limits(config), self._declared.can(config)
+    def limits_of(self, config: _SettingsT) -> Declaration:
+        return Declaration(self._declared.limits(config), self._declared.can(config))
 
     def first_commands(self, config: _SettingsT) -> Sequence[str]:
         """Start a prompt of two batches, or of one if prompts are not cut, and step until a batch is in flight."""

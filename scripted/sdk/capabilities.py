@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from typing import NamedTuple
 
 import msgspec
 
@@ -17,6 +18,9 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True):
     With several memory pools, such as a second one for the layers with a window, ``pools`` are their sizes. They add up
     to ``blocks``, which are numbered from 0 on through all pools. A request's ``block_ids`` are in the first pool; each
     other table has its pool, the same for all requests.
+
+    ``time_limits`` are the seconds after which the scheduler acts by itself, such as the longest wait of a request: the
+    search lets each of them, or half of it, pass at any step.
     """
 
     block_size: int
@@ -27,15 +31,18 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True):
     depth: int = 1
     pools: tuple[int, ...] = ()
     prompt_tokens: int | None = None
+    time_limits: tuple[float, ...] = ()
 
     def __post_init__(self) -> None:
         numbers = msgspec.structs.asdict(self)
-        sizes = numbers.pop("pools")
+        sizes, seconds = numbers.pop("pools"), numbers.pop("time_limits")
         if self.prompt_tokens is None:
             del numbers["prompt_tokens"]
         for name, value in [*numbers.items(), *(("pools", size) for size in sizes)]:
             if not isinstance(value, int) or value < 1:
                 raise ValueError(f"the limit {name} is at least 1, a whole number, got {value!r}")
+        if not all(isinstance(limit, int | float) and limit > 0 for limit in seconds):
+            raise ValueError(f"the limit time_limits has numbers of seconds above 0, got {seconds!r}")
         if sizes and sum(sizes) != self.blocks:
             raise ValueError(f"the limit pools adds up to the limit blocks, {self.blocks}, got {sizes!r}")
 
@@ -122,3 +129,15 @@ class Capabilities(msgspec.Struct, frozen=True, kw_only=True):
     sleep_parts: tuple[str, ...] = ()
     wake_parts: tuple[str, ...] = ()
     wakes_resume: bool = False
+
+
+class Declaration(NamedTuple):
+    """What a configuration declares."""
+
+    limits: Limits
+    can: Capabilities
+
+    @property
+    def time_limits(self) -> tuple[float, ...]:
+        """The seconds after which the scheduler acts by itself."""
+        return self.limits.time_limits

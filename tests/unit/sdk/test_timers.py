@@ -1,26 +1,71 @@
-"""Timers: a machine says when it wants the next step, for a batching delay or a poll, and requests wait for that time.
+"""Time: a machine says when it wants the next step, for a batching delay or a poll, and after what time it acts itself.
 
-Goal: such a request waits for nothing else, and not forever; a lost wake-up and busy polling have names. Method: the
-example's scheduler behind a delay of 0.15 s, in schedules and in a script.
+Goal: such a request waits for nothing else, and not forever; a lost wake-up and busy polling have names; a search lets
+time pass. Method: the example's scheduler behind a delay of 0.15 s, or with a longest wait, in schedules and searches.
 """
 
 from __future__ import annotations
 
 import sys
+from collections.abc import Callable, Collection
+from pathlib import Path
 from typing import Any
 
 import pytest
 from msgspec.structs import replace
 
 from scripted.core.adapters import adapter_named
+from scripted.core.refusals import ScriptDefinitionError
 from scripted.core.run import Run
 from scripted.core.schedule import Schedule
 from scripted.core.violation import Violation
 from scripted.sdk import Add
+from scripted.search.campaign import Campaign
+from scripted.search.units import Finding, SearchPlan
 
 HEALTHY = "examples/your_scheduler/fixed.py"
 DELAY_S = 0.15
 LINE = "default; 1 start a prompt=5 new=3; 3 start b prompt=6 seed=1"
+# A scheduler that refuses a request that has waited for two seconds.
+IMPATIENT = """
+from msgspec.structs import replace
+from fixed import FixedMachine, adapter_of
+from scripted.sdk import Add, Capabilities, Copier, Limits, Refused, SchedulerAdapter
+from adapter import Config
+
+class Impatient(FixedMachine):
+    def __init__(self, config):
+        super().__init__(config)
+        self.due, self.begun = {}, set()
+
+    def step(self, events, now):
+        requests = self.scheduler.requests
+        late = [rid for rid in requests if now >= self.due[rid] and self.is_kept_waiting(rid)]
+        for rid in late:
+            self.scheduler.abort(rid)
+        self.due.update({event.rid: now + 2.0 for event in events if isinstance(event, Add)})
+        stepped = super().step(events, now)
+        self.due = {rid: due for rid, due in self.due.items() if rid in requests}
+        self.begun &= set(requests)
+        waits = [due for rid, due in self.due.items() if rid not in self.begun]
+        refused = tuple(Refused(rid=rid, reason="late") for rid in late)
+        return replace(stepped, replies=(*refused, *stepped.replies), deadline=min(waits, default=None))
+
+    def is_kept_waiting(self, rid):
+        return WORDS
+
+    def _launch(self, batch):
+        self.begun |= {work.request.id for work in batch}
+        return super()._launch(batch)
+
+def limits(config):
+    sizes = {"batch_tokens": config.batch_tokens, "batch_requests": config.batch_requests, "depth": 2}
+    tokens = config.blocks * config.block_size
+    return Limits(block_size=config.block_size, blocks=config.blocks, context_tokens=tokens, time_limits=TIMES, **sizes)
+
+ADAPTER = SchedulerAdapter("impatient", config=Config, machine=Impatient, limits=limits,
+                           can=lambda _: Capabilities(), copier=Copier())
+"""
 
 
 def _delayed(*, sets_timer: bool = True, is_timer: bool = True, polls: bool = False) -> Any:
@@ -123,3 +168,33 @@ def test_a_script_advances_the_clock_to_the_timer(monkeypatch: pytest.MonkeyPatc
 
     with adapter.start_sim(adapter.read_config({}), mutant=None) as sim:
         sim.run(script)
+
+
+@pytest.fixture
+def impatient(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Collection[Finding]]:
+    """Returns the findings of a short search on a scheduler that refuses a late request if these ``words`` hold."""
+    monkeypatch.syspath_prepend(str(Path(HEALTHY).resolve().parent))
+
+    def search(words: str, times: str = "(2.0,)") -> Collection[Finding]:
+        path = tmp_path / f"impatient_{len(list(tmp_path.iterdir()))}.py"
+        path.write_text(IMPATIENT.replace("WORDS", words).replace("TIMES", times), encoding="utf-8")
+        return Campaign(SearchPlan(adapter=str(path), schedules=200, stop_at_first=True)).run().findings.values()
+
+    return search
+
+
+def test_a_search_lets_the_time_pass_after_which_a_scheduler_acts(
+    impatient: Callable[..., Collection[Finding]],
+) -> None:
+    """One that looks at running requests too refuses them; without the declaration no time passes while one runs."""
+    assert not impatient("rid not in self.begun")
+    (found,) = impatient("True")
+    assert "is refused (late) after it had begun" in found.failure.text
+    assert "advance seconds=" in str(found.schedule)
+    assert not impatient("True", times="()")
+
+
+@pytest.mark.parametrize("times", ["(0.0,)", "(2.0, -1)", "('2',)"])
+def test_a_limit_of_time_is_above_zero(impatient: Callable[..., Collection[Finding]], times: str) -> None:
+    with pytest.raises(ScriptDefinitionError, match="the limit time_limits has numbers of seconds above 0, got"):
+        impatient("True", times=times)
