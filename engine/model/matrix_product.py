@@ -26,9 +26,9 @@ class MatrixProduct:
     32 rows 126 and 71.
     """
 
-    def __init__(self, weight: torch.Tensor | None, packed: torch.Tensor | None = None) -> None:
+    def __init__(self, weight: torch.Tensor, *, is_packed: bool = False) -> None:
         self._weight = weight
-        self._packed = packed
+        self._is_packed = is_packed
 
     @classmethod
     def packed(cls, weight: torch.Tensor) -> MatrixProduct | None:
@@ -39,7 +39,7 @@ class MatrixProduct:
         outputs = torch.linspace(0, len(weight) - 1, min(len(weight), _PROBED_OUTPUTS)).long()
         probe = torch.ones((1, weight.shape[1]), dtype=weight.dtype)
         try:
-            product = cls(None, _reordered(weight))
+            product = cls(_reordered(weight), is_packed=True)
             found = product(probe)[:, outputs].float()
         except (RuntimeError, AttributeError) as exc:  # another build of torch, or a CPU without these instructions
             _log.info("weights are not packed: %s", exc)
@@ -50,22 +50,14 @@ class MatrixProduct:
             return None
         return product
 
-    @property
-    def is_packed(self) -> bool:
-        return self._packed is not None
-
     def __call__(self, rows: torch.Tensor) -> torch.Tensor:
-        if self._packed is None:
-            assert self._weight is not None, "a product has a plain or a packed weight"
-            return torch.mm(rows, self._weight)
-        return _packed_product(rows, self._packed)
+        return _packed_product(rows, self._weight) if self._is_packed else torch.mm(rows, self._weight)
 
     def added_to(self, states: torch.Tensor, rows: torch.Tensor) -> torch.Tensor:
         """``states + rows @ weight``, [tokens, out], in one pass."""
-        if self._packed is None:
-            assert self._weight is not None, "a product has a plain or a packed weight"
-            return torch.addmm(states, rows, self._weight)
-        return _packed_product(rows, self._packed, added_to=states)
+        if self._is_packed:
+            return _packed_product(rows, self._weight, added_to=states)
+        return torch.addmm(states, rows, self._weight)
 
 
 def is_packing_worthwhile(dtype: torch.dtype, device: torch.device, threads: int) -> bool:

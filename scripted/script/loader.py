@@ -1,7 +1,7 @@
 """Finds a script by file and name in the process that runs it, with pytest's assertion introspection.
 
 Each version of a file's contents is imported under a module name that cannot clash with the caller's modules: once for
-the tests in it, and anew for each script that a server runs.
+the tests in it, and again for each script that a server runs.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ _modules: dict[tuple[str, str], types.ModuleType] = {}
 def load_script(file: str, name: str, import_paths: Sequence[str] = ()) -> ScriptFunction:
     """Return the generator function ``name`` of ``file``, decorated or not. Importing the file may raise anything.
 
-    The file is imported anew, so that no script finds globals as another one left them. Raises what the function's own
+    The file is imported again, so that no script finds globals as another one left them. Raises what the function's own
     decorators raised, if they did.
     """
     for path in import_paths:

@@ -1,4 +1,4 @@
-"""Memory of the executable specification: rows, pages and the prefix cache, counted anew at each query.
+"""Memory of the executable specification: rows, pages and the prefix cache, counted again at each query.
 
 Names in bold are the rules of docs/rules.md. This module knows neither the order of
 requests nor time nor the numbers of pages and rows.
