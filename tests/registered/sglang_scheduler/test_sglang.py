@@ -7,6 +7,7 @@ the adapter's; without one the same workloads pass.
 
 from __future__ import annotations
 
+import asyncio
 import itertools
 import os
 import random
@@ -17,6 +18,7 @@ import threading
 from collections.abc import Callable
 from importlib.util import find_spec
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -26,15 +28,18 @@ from ci.register import register_cpu_ci
 if find_spec("sglang") is None:
     pytest.skip("no SGLang is installed; `make sglang` makes an environment with one", allow_module_level=True)
 
+import scripted_sglang
 from scripted_sglang.adapter import ADAPTER, COPIER, MUTANTS
 from scripted_sglang.config import SglangSettings
+from scripted_sglang.event_loop import Turns
+from scripted_sglang.front import FrontEnd, GenerateReqInput
 from scripted_sglang.host import HOST, MHATokenToKVPoolHost
 from scripted_sglang.machine import Scheduler, SglangMachine, check_loops
 from scripted_sglang.standalone import SglangStandalone
 
 from scripted import api
 from scripted.core.adapters import adapter_named
-from scripted.core.defects import Defect
+from scripted.core.defects import Defect, read_defects
 from scripted.core.forks import Frozen
 from scripted.core.mutant import Mutant
 from scripted.core.refusals import ScriptDefinitionError
@@ -166,6 +171,32 @@ def test_a_defect_is_a_file_of_its_own_loop_or_of_its_own_front_end(line: str, f
     assert ("front.run(new_scheduler(settings))" in text) == bool(front)
     assert ("turns.run(new_scheduler(settings))" in text) != bool(front)
     assert "scripted" not in text.replace("found by search", "")
+
+
+def test_the_end_of_a_stream_leaves_the_next_request_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where a client hung up, the fix still aborts its request."""
+    front = FrontEnd(Turns())
+    mine, next_one = SimpleNamespace(abort_sent=False), SimpleNamespace(abort_sent=False)
+    asked = GenerateReqInput(input_ids=[1], rid="a")
+    asked.normalize_batch_and_arguments()
+
+    def aborted_after(later: SimpleNamespace) -> int:
+        async def sleep(_: float) -> None:
+            front.rid_to_state["a"] = later
+
+        monkeypatch.setattr(asyncio, "sleep", sleep)
+        front.sent, later.abort_sent = [], False
+        front.loop.run_until_complete(front.create_abort_task(asked)())
+        return len(front.sent)
+
+    table = read_defects(Path(scripted_sglang.__path__[0]) / "defects.toml").defect
+    (defect,) = [one for one in table if one.id == "sglang-end-of-stream-aborts-next"]
+    assert aborted_after(next_one) == 1
+    with defect.fixed():
+        front.rid_to_state.clear()
+        assert aborted_after(next_one) == 0
+        front.rid_to_state["a"] = mine
+        assert aborted_after(mine) == 1
 
 
 @pytest.mark.parametrize("name", ["sglang-pause-never-ends", "sglang-abort-during-pause-lost"])
