@@ -11,12 +11,14 @@ import random
 from collections.abc import Sequence
 from enum import StrEnum
 from pathlib import Path
+from urllib.parse import urlsplit
 
 import msgspec
 
 from engine.core.errors import ConfigError
 
 MAX_REQUESTS = 1_000_000
+MAX_URL_CHARS = 2048
 
 
 class Arrivals(StrEnum):
@@ -62,7 +64,7 @@ class BenchPlan(msgspec.Struct, frozen=True, kw_only=True):
     request_timeout_s: float = 600.0
 
     def __post_init__(self) -> None:
-        self._require(self.url.startswith(("http://", "https://")), "url", "begin with http:// or https://")
+        self._require(_is_url(self.url), "url", "be http://HOST:PORT, or begin with https://")
         self._require(1 <= self.requests <= MAX_REQUESTS, "requests", f"be from 1 to {MAX_REQUESTS}")
         self._require(0 <= self.warmup <= MAX_REQUESTS, "warmup", f"be from 0 to {MAX_REQUESTS}")
         for name in ("input_words", "output_tokens"):
@@ -104,6 +106,17 @@ class BenchPlan(msgspec.Struct, frozen=True, kw_only=True):
     def _require(self, holds: bool, name: str, rule: str) -> None:
         if not holds:
             raise ConfigError(f"{name} must {rule}, got {getattr(self, name)!r}; see `engine bench --help`")
+
+
+def _is_url(url: str) -> bool:
+    """Return whether a text is the URL of a server, which the HTTP client can read."""
+    try:
+        parts = urlsplit(url)
+        port = parts.port
+    except ValueError:
+        return False
+    is_plain = url.isascii() and url.isprintable() and " " not in url and len(url) <= MAX_URL_CHARS
+    return is_plain and parts.scheme in ("http", "https") and bool(parts.hostname) and port != 0
 
 
 def arrival_times(plan: BenchPlan, count: int) -> list[float]:

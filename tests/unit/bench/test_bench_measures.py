@@ -46,7 +46,13 @@ def _good(due_s: float, sent_s: float, first_s: float, end_s: float, tokens: int
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"url": "server"}, "url must begin with http"),
+        *(
+            ({"url": url}, "url must be http://HOST:PORT, or begin with https://, got")
+            for url in (
+                *("server", "ftp://h", "http://", "http://[::1", "http://h:x", "http://h:99999", "http://h:0"),
+                *("http://h\x01", "http://exa mple", f"http://{'x' * 70_000}", "http://h\u00e4_.\u00ad"),
+            )
+        ),
         ({"requests": 0}, "requests must be from 1"),
         ({"clients": None}, "clients must be >= 1 for closed"),
         ({"clients": 0}, "clients must be >= 1 for closed"),
