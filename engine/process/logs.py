@@ -14,6 +14,7 @@ from typing import Any, Final
 import msgspec
 
 from engine.process.settings import ServerSettings
+from lockstep.errors import without_middle
 
 # The logger of the front end's line for each request, which has its own setting.
 REQUEST_LOGGER: Final = "engine.requests"
@@ -82,6 +83,7 @@ def fields_of(**fields: object) -> dict[str, dict[str, object]]:
 
 def failure_line(settings: ServerSettings, text: str) -> str:
     """Return the last line of a server that could not continue, in the format of its log."""
+    text = without_middle(text)
     if settings.log_format != "json":
         return f"error: {text}\n"
     return JsonFormatter().format(logging.LogRecord("engine", logging.ERROR, "", 0, "%s", (text,), None)) + "\n"
