@@ -96,7 +96,10 @@ def schedule_of(target: str, of: str = DEFAULT_ADAPTER) -> Schedule | None:
 
 
 def workload_named(name: str, of: str = DEFAULT_ADAPTER) -> Schedule:
-    """Return the adapter's workload or generated target of this name. Raises ScriptDefinitionError with all names."""
+    """Return the adapter's workload or generated target of this name.
+
+    Raises ScriptDefinitionError with a near name, or with all.
+    """
     number = number_of(name)
     if number is not None:
         return generated_schedule(number, of)

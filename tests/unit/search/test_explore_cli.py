@@ -61,6 +61,14 @@ def test_an_unknown_target_is_refused() -> None:
         run("explore", "no-such-workload")
 
 
+def test_the_name_on_the_page_of_the_contract_lists_all_workloads() -> None:
+    """A name that is near to another, as no-such-name was, gets that one alone."""
+    page = (Path(__file__).parents[3] / "docs/script_api.md").read_text(encoding="utf-8")
+    (name,) = re.findall(r"`scripted explore '(\S+)'` lists the workloads", page)
+    with pytest.raises(ScriptDefinitionError, match="there are chunked-alone, "):
+        run("explore", name)
+
+
 def test_replay_shows_the_race_and_leaves_a_trace(tmp_path: Path) -> None:
     trace = tmp_path / "race.jsonl"
     status, output = run("replay", RACE, *FLUSH, "--trace", str(trace))
