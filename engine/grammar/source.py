@@ -23,6 +23,8 @@ if TYPE_CHECKING:
     from llguidance._lib import JsonCompileOptions
 
 MAX_GRAMMAR_CHARS: Final = 262_144
+# The most rules of a GBNF grammar: the library takes a time for its conversion that grows with their square.
+_MOST_RULES: Final = 1_000
 # Precedes a schema in a Lark grammar.
 _JSON_RULE: Final = "%json"
 _decoder = json.JSONDecoder()
@@ -196,6 +198,9 @@ def fault_of(grammar: Grammar) -> Fault | None:
         grammar.text.encode()
     except UnicodeEncodeError as exc:  # JSON can spell half of a surrogate pair.
         return Fault(f"it must be Unicode text, but has {exc.reason} at character {exc.start}")
+    rules = grammar.text.count(_GBNF) if grammar.kind is GrammarKind.EBNF else 0
+    if rules > _MOST_RULES:
+        return Fault(f"it must have at most {_MOST_RULES} rules, got {rules}; write a rule used once in its place")
     endless = _endless(grammar)
     if endless is not None:
         return endless

@@ -61,6 +61,7 @@ def test_the_place_of_a_fault(schema: Any, place: str, message: str) -> None:
         (GrammarKind.EBNF, 'root ::= "a" | c', "Rule 'c' not found"),
         (GrammarKind.EBNF, "start: " + "(" * 5000 + '"a"' + ")" * 5000, "nested"),
         (GrammarKind.EBNF, "start: start", "it has no finite text"),
+        (GrammarKind.EBNF, "\n".join(f'rule{n} ::= "a"' for n in range(1001)), "at most 1000 rules, got 1001"),
         (GrammarKind.CHOICE, "no JSON", "Expecting value"),
         (GrammarKind.REGEX, "\ud800", "Unicode"),
         (GrammarKind.REGEX, "a" * (MAX_GRAMMAR_CHARS + 1), "characters"),
