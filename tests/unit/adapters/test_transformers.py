@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+import asyncio
 import importlib
+import inspect
 import re
 import warnings
+from collections.abc import Callable
 from importlib.metadata import version
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from scripted_transformers.adapter import MUTANTS
 from scripted_transformers.standalone import TransformersStandalone
 from thinned import thinned
+from transformers.cli.serving.utils import CBGenerateManager
 from typer.testing import CliRunner
 
 from scripted import api
@@ -69,6 +74,43 @@ def test_the_page_is_right_about_a_defect(line: str, words: str) -> None:
 @pytest.mark.parametrize("defect", rows_of("transformers", version("transformers")), ids=lambda defect: defect.id)
 def test_a_defect_is_there_and_its_fix_mends_it(defect: Defect) -> None:
     assert unlike(defect, "transformers") == []
+
+
+class StopHere(Exception):
+    """The request has its id."""
+
+
+def test_the_server_gives_each_request_an_id_of_its_own_with_the_fix() -> None:
+    """The adapter calls the scheduler itself, so that this part of the fix is run here alone."""
+    (reused,) = [one for one in rows_of("transformers", version("transformers")) if one.id == "transformers-reused-ids"]
+    manager, asked = CBGenerateManager(), []
+
+    def add_request(_: object, request_id: str, **__: object) -> None:
+        asked.append(request_id)
+        raise StopHere
+
+    manager._cb = SimpleNamespace(
+        add_request=add_request,
+        register_result_handler=lambda *_: None,
+        background_thread_status=SimpleNamespace(fatal_error=None),
+    )
+
+    async def generate(start: Callable[..., object]) -> None:
+        config = SimpleNamespace(max_new_tokens=1, eos_token_id=None)
+        answer = start(None, None, {"input_ids": [1]}, config, request_id="a")
+        if inspect.isawaitable(answer):
+            await answer
+
+    def names() -> list[str]:
+        asked.clear()
+        for start in (manager.generate_streaming, manager.generate_non_streaming) * 2:
+            with pytest.raises(StopHere):
+                asyncio.run(generate(start))
+        return asked
+
+    assert names() == ["a"] * 4
+    with reused.fixed():
+        assert len(set(names())) == 4
 
 
 # The mutants that one promise alone finds, each with the check that it takes.
