@@ -41,6 +41,7 @@ _NEAREST: Final[Mapping[str, tuple[str, ...]]] = {
     "text.dialect": ("test_dialect", "test_reasoning", "tools/test_call_parsers", "tools/test_damaged_calls"),
     "text.reasoning": ("test_reasoning", "test_dialect"),
     "text.tools": (
+        "tools/test_every_family",
         "tools/test_calls_drawn",
         "tools/test_call_parsers",
         "tools/test_damaged_calls",
@@ -51,6 +52,8 @@ _NEAREST: Final[Mapping[str, tuple[str, ...]]] = {
         "tools/test_fenced_calls",
         "tools/test_argument_rules",
         "tools/test_call_grammar",
+        "tools/test_kimi_calls",
+        "tools/test_gpt_oss_messages",
     ),
     "sessions.sessions": ("test_sessions", "test_choices", "test_input_logprobs"),
     "sessions.requests": ("test_orders", "test_short_bodies", "test_protocol", "test_fields_drawn"),
@@ -165,7 +168,8 @@ def page_of(mutants: Sequence[Mutant], results: dict[str, Result]) -> str:
     """Format the page."""
     about = (
         "Batches of edits of `engine/frontend` and `engine/grammar`, each invented before the search and the tests "
-        "were read; batch 5 was written from the code too, but after the tests were read. "
+        "were read; batch 5 and the first ten of batch 6 were written from the code too, but after the tests were "
+        "read. "
         f"`python -m benchmarks.front_end_mutants` searches for each with {_SCHEDULES} schedules of `{_ADAPTER}`, "
         "gives what it misses to the unit tests nearest to the edited file, and writes this page from "
         "`benchmarks/front_end_mutants.toml`. The first result is of the code of the day on which a batch was "
