@@ -36,9 +36,9 @@ def test_a_workload_keeps_every_promise_and_its_kv_comes_from_producers(
     name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     heard: list[str] = []
-    hear = VllmMember.hear
+    receive = VllmMember.receive
     monkeypatch.setattr(
-        VllmMember, "hear", lambda one, by, what: (heard.append(type(what).__name__), hear(one, by, what))
+        VllmMember, "receive", lambda one, by, what: (heard.append(type(what).__name__), receive(one, by, what))
     )
     schedule = Schedule.parse(ADAPTER.workloads[name], of=NAME)
     assert execute(schedule).failure is None
