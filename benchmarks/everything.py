@@ -14,15 +14,7 @@ from typing import Final
 
 from rich.console import Console
 
-from benchmarks import (
-    gate_cost,
-    live_loop,
-    recording_cost,
-    scheduler_steps,
-    scripted_server,
-    stage_links,
-    tracing_cost,
-)
+from benchmarks import gate_cost, live_loop, recording_cost, scheduler_steps, scripted_server, stage_links, tracing_cost
 from benchmarks.measurement import Measurement, MeasurementReport, as_table, output_file, write_report
 
 __all__ = ["main"]

@@ -131,11 +131,7 @@ def _noticed_by(mutant: Mutant, tree: EditedTree) -> str:
 
 def _schedule_that_fails(mutant: Mutant) -> int | None:
     plan = SearchPlan(
-        adapter=_ADAPTER,
-        generated_from=0,
-        strategy=StrategyName.RANDOM,
-        schedules=_SCHEDULES,
-        stop_at_first=True,
+        adapter=_ADAPTER, generated_from=0, strategy=StrategyName.RANDOM, schedules=_SCHEDULES, stop_at_first=True
     )
     with mutant.switched_on():
         report = Campaign(plan).run()

@@ -112,10 +112,7 @@ def main() -> None:
     console = Console(width=120)
     for dtype in DTYPES:
         with checkpoint(dtype, SHAPE) as folder:
-            benches = {
-                "transformers": ModelStepBench(folder, lean=False),
-                "lean": ModelStepBench(folder, lean=True),
-            }
+            benches = {"transformers": ModelStepBench(folder, lean=False), "lean": ModelStepBench(folder, lean=True)}
             if importlib.util.find_spec("openvino") is not None:
                 benches["openvino"] = ModelStepBench(folder, lean=False, openvino=True)
         torch.set_num_threads(arguments.threads)

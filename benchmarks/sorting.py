@@ -308,13 +308,7 @@ def _write(
     rows = [one for one in rows if one.release.split()[0] != options.adapter]
     rows += [
         Sorted(
-            release=release,
-            defect=defect,
-            kind=kind,
-            signature=signature,
-            failures=count,
-            seed=options.seed,
-            known=row,
+            release=release, defect=defect, kind=kind, signature=signature, failures=count, seed=options.seed, known=row
         )
         for (defect, kind, signature, row), count in sorted(counted.items())
     ]
@@ -337,10 +331,7 @@ def page_of(rows: Sequence[Sorted]) -> str:
         "The same failures when all defects of the release are known, as in a user's search: a failure belongs to the "
         "defect whose fix takes it away, or else to the one that explains it."
     )
-    heads = [
-        f"| release | seed | defects | failures {_HEADS}|",
-        "| --- " + "| ---: " * 12 + "|",
-    ]
+    heads = [f"| release | seed | defects | failures {_HEADS}|", "| --- " + "| ---: " * 12 + "|"]
     releases = dict.fromkeys(one.release for one in rows)
     parts = ["# Sorting by cause", "", *textwrap.wrap(about, _COLUMNS), "", *heads]
     parts += [_summary([one for one in rows if one.release == release]) for release in releases]

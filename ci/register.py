@@ -5,13 +5,7 @@ must therefore be constants, written at the module's top level.
 """
 
 
-def register_cpu_ci(
-    *,
-    est_time: float,
-    suite: str,
-    nightly: bool = False,
-    disabled: str | None = None,
-) -> None:
+def register_cpu_ci(*, est_time: float, suite: str, nightly: bool = False, disabled: str | None = None) -> None:
     """Register the calling file for a suite that needs no accelerator.
 
     `est_time` is the expected seconds for the whole file, used until a measured time is recorded; `suite` is a name
@@ -20,12 +14,7 @@ def register_cpu_ci(
 
 
 def register_cuda_ci(
-    *,
-    est_time: float,
-    stage: str,
-    runner_config: str,
-    nightly: bool = False,
-    disabled: str | None = None,
+    *, est_time: float, stage: str, runner_config: str, nightly: bool = False, disabled: str | None = None
 ) -> None:
     """Register the calling file for a stage of the CUDA pipeline on one kind of runner, such as `4-gpu`.
 

@@ -12,10 +12,7 @@ from ci.suites import CPU_RUNNER, Catalogue, Hardware
 
 REGISTER_MODULE = "ci.register"
 CALLS = {"register_cpu_ci": Hardware.CPU, "register_cuda_ci": Hardware.CUDA}
-REQUIRED = {
-    Hardware.CPU: ("est_time", "suite"),
-    Hardware.CUDA: ("est_time", "stage", "runner_config"),
-}
+REQUIRED = {Hardware.CPU: ("est_time", "suite"), Hardware.CUDA: ("est_time", "stage", "runner_config")}
 OPTIONAL = ("nightly", "disabled")
 EST_TIME_MAX_S = 4 * 3600.0
 INTEGER_MAX_BITS = 64

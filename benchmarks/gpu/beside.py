@@ -70,10 +70,7 @@ def _theirs(model: Any, setting: Setting, prompts: list[list[int]]) -> float:
     batching = ContinuousBatchingConfig(allow_block_sharing=False, **room)
     began = time.perf_counter()
     results = model.generate_batch(
-        prompts,
-        generation_config=generation,
-        continuous_batching_config=batching,
-        persistent_manager=True,
+        prompts, generation_config=generation, continuous_batching_config=batching, persistent_manager=True
     )
     seconds = time.perf_counter() - began
     counts = [len(result.generated_tokens) for result in results.values()]

@@ -38,20 +38,8 @@ _CONTEXT_TOKENS: Final = 2048
 _OWN_KV_TOKENS: Final = {"S": 131_072, "M": 8_192}
 _VLLM_KV_GIB: Final = 2
 _WORKLOADS: Final = {
-    "S": Workload(
-        output_tokens=64,
-        requests_a_client=8,
-        equal_requests=48,
-        slo_first_ms=50,
-        slo_gap_ms=10,
-    ),
-    "M": Workload(
-        output_tokens=32,
-        requests_a_client=4,
-        equal_requests=24,
-        slo_first_ms=500,
-        slo_gap_ms=100,
-    ),
+    "S": Workload(output_tokens=64, requests_a_client=8, equal_requests=48, slo_first_ms=50, slo_gap_ms=10),
+    "M": Workload(output_tokens=32, requests_a_client=4, equal_requests=24, slo_first_ms=500, slo_gap_ms=100),
 }
 # The rate of arrivals that is the same for all, as a share of the slowest server's throughput.
 _EQUAL_RATE_SHARE: Final = 0.7
@@ -275,11 +263,7 @@ def _offline_peers(arguments: argparse.Namespace) -> Iterator[OfflinePeer]:
 
 
 def _measure(
-    asked: Sequence[Served | Offline],
-    run: PeersRun,
-    work: Workload,
-    arguments: argparse.Namespace,
-    console: Console,
+    asked: Sequence[Served | Offline], run: PeersRun, work: Workload, arguments: argparse.Namespace, console: Console
 ) -> Iterator[None]:
     """Measure all in turns, in reverse order in every second round; yield after each measurement.
 

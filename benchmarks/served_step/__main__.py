@@ -33,10 +33,7 @@ from lockstep.interruption import interruptible
 _ROOT: Final = Path(__file__).parents[2]
 _SERVER: Final = Path(__file__).with_name("probed_server.py")
 _KV_TOKENS: Final = {"S": 131_072, "M": 8_192}
-_WORKLOADS: Final = {
-    "S": Load(output_tokens=64, requests_a_client=2),
-    "M": Load(output_tokens=16, requests_a_client=1),
-}
+_WORKLOADS: Final = {"S": Load(output_tokens=64, requests_a_client=2), "M": Load(output_tokens=16, requests_a_client=1)}
 _PROCESSES: Final = ("scheduler", "frontend")
 _NAME_BYTES: Final = 15
 _STEP: Final = next(index for index, part in enumerate(PARTS) if part.name == "forward")

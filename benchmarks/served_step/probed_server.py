@@ -42,18 +42,12 @@ PARTS: Final = (
     Part(
         "scheduler",
         "page tables, metadata",
-        (
-            "engine.model.runner:StageRunner._adopt",
-            "engine.model.runner:StageRunner._batch",
-        ),
+        ("engine.model.runner:StageRunner._adopt", "engine.model.runner:StageRunner._batch"),
     ),
     Part(
         "scheduler",
         "forward",
-        (
-            "engine.model.openvino.compiled:CompiledStage.forward",
-            "engine.model.stage_model:StageModel.forward",
-        ),
+        ("engine.model.openvino.compiled:CompiledStage.forward", "engine.model.stage_model:StageModel.forward"),
     ),
     Part("scheduler", "sampling", ("engine.model.sampling:Sampler.sample",)),
     Part(

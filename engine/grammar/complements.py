@@ -20,10 +20,7 @@ FORMATS: Final = frozenset(
     ("date-time", "time", "date", "duration", "email", "hostname", "ipv4", "ipv6", "uri", "uuid")
 )
 # Formats some of whose texts are also of another one: a date may be the name of a host.
-_MEETING_FORMATS: Final = {
-    "hostname": frozenset(("date", "duration", "ipv4", "uuid")),
-    "uri": frozenset(("ipv6",)),
-}
+_MEETING_FORMATS: Final = {"hostname": frozenset(("date", "duration", "ipv4", "uuid")), "uri": frozenset(("ipv6",))}
 TYPES: Final = ("string", "number", "boolean", "null", "array", "object")
 _MOST_DEPTH: Final = 8
 _MOST_ALTERNATIVES: Final = 64

@@ -66,10 +66,7 @@ SHORT_BODIES = "short bodies"
 ROOMY_TOKENS = 16_384
 TURNS = "LOOP_TURNS"
 # By the number of the server's stages.
-VICTIMS: Mapping[int, Sequence[str]] = {
-    1: ("scheduler", "frontend", "reader"),
-    2: ("stage-0", "stage-1", "scheduler"),
-}
+VICTIMS: Mapping[int, Sequence[str]] = {1: ("scheduler", "frontend", "reader"), 2: ("stage-0", "stage-1", "scheduler")}
 
 
 @dataclass(frozen=True)

@@ -55,10 +55,7 @@ def load(requests: int = 0, **more: int) -> dict[str, Any]:
 
 
 def pending(
-    request_id: str,
-    chain: tuple[int, ...] = CHAIN,
-    left_out: tuple[str, ...] = (),
-    prompt: Prompt | None = None,
+    request_id: str, chain: tuple[int, ...] = CHAIN, left_out: tuple[str, ...] = (), prompt: Prompt | None = None
 ) -> PendingRequest:
     prompt = prompt or Prompt(chain=chain)
     passed = PassedRequest(method="POST", target="/generate", headers=(), body=b"", prompt=prompt, left_out=left_out)
@@ -245,12 +242,7 @@ def test_a_prompt_goes_where_an_engine_of_this_node_tells_that_it_is(tmp_path: P
         ids = tuple(range(1, 13))
         keys = tuple(page_keys(ids, 4, (0, 0)))
         events.publish([PagesStored(parent=None, keys=keys, tokens=ids)])
-        endpoints = {
-            "node": "",
-            "live": f"ipc://{tmp_path}/live",
-            "replay": f"ipc://{tmp_path}/again",
-            "page_size": 4,
-        }
+        endpoints = {"node": "", "live": f"ipc://{tmp_path}/live", "replay": f"ipc://{tmp_path}/again", "page_size": 4}
         router.update_replicas(
             [
                 replica("a", accepting=True, load=load(), events=endpoints | {"node": "another"}),

@@ -140,10 +140,7 @@ def test_what_is_queued_is_answered_after_the_answer_before_it(t):
             ),
             "a continues from the wrong state",
         ),
-        (
-            "rswa_window=3; 1 start a prompt=5 new=12 session=1; 16 more a tokens=4",
-            "a reads the wrong KV",
-        ),
+        ("rswa_window=3; 1 start a prompt=5 new=12 session=1; 16 more a tokens=4", "a reads the wrong KV"),
     ],
 )
 def test_a_defect_on_the_page_is_there_and_is_written_with_the_classes_of_vllm_alone(text: str, what: str) -> None:

@@ -139,12 +139,7 @@ class FakeGitHub:
         head = (
             None
             if self.head_repository is None
-            else {
-                "id": 2,
-                "full_name": self.head_repository,
-                "fork": True,
-                "pushed_at": self.pushed_at,
-            }
+            else {"id": 2, "full_name": self.head_repository, "fork": True, "pushed_at": self.pushed_at}
         )
         return (
             200,

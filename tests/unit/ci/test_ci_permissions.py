@@ -3,16 +3,7 @@
 import pytest
 from sample_tree import SampleTree
 
-from ci.commands import (
-    Command,
-    Explore,
-    RerunFailedCi,
-    RerunGroup,
-    RerunStage,
-    RerunTest,
-    TagAndRerunCi,
-    TagRunCiLabel,
-)
+from ci.commands import Command, Explore, RerunFailedCi, RerunGroup, RerunStage, RerunTest, TagAndRerunCi, TagRunCiLabel
 from ci.errors import CatalogueError
 from ci.permissions import Asker, Permissions
 

@@ -59,8 +59,7 @@ def test_all_files_share_one_process_when_nothing_goes_wrong() -> None:
 
 
 @pytest.mark.parametrize(
-    ("sharing", "asked"),
-    [(Sharing.CONFIGURATION, [["a", "b"], ["c"]]), (Sharing.FILE, [["a"], ["b"], ["c"]])],
+    ("sharing", "asked"), [(Sharing.CONFIGURATION, [["a", "b"], ["c"]]), (Sharing.FILE, [["a"], ["b"], ["c"]])]
 )
 def test_sharing_can_be_narrowed(sharing: Sharing, asked: list[list[str]]) -> None:
     sessions = Sessions()

@@ -33,10 +33,7 @@ def test_an_installed_module_has_an_adapter_as_an_attribute() -> None:
 @pytest.mark.parametrize(
     ("name", "words"),
     [
-        (
-            "dynamo",
-            "an adapter is lockstep, lockstep-decode, lockstep-fleet, lockstep-prefill, lockstep-sessions, sgl",
-        ),
+        ("dynamo", "an adapter is lockstep, lockstep-decode, lockstep-fleet, lockstep-prefill, lockstep-sessions, sgl"),
         ("no/such/file.py", "there is no file 'no/such/file.py'"),
         ("scripted.nothing:ADAPTER", "cannot be loaded: No module named 'scripted.nothing'"),
         ("scripted.core.phrases:ADAPTER", "module 'scripted.core.phrases' has no attribute 'ADAPTER'"),

@@ -26,12 +26,7 @@ from engine.core.messages import (
     encode,
 )
 from engine.core.plan import Forward, ForwardMode, Segment
-from engine.pipeline.wire import (
-    ControlDone,
-    Launch,
-    decode_stage_message,
-    decode_stage_report,
-)
+from engine.pipeline.wire import ControlDone, Launch, decode_stage_message, decode_stage_report
 from engine.process.control import Dying, decode_child_message
 from engine.process.links.endpoint import Endpoint
 from engine.server.launch.preload import ServeRequest, decode_order

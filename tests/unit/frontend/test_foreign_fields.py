@@ -60,8 +60,7 @@ def test_the_salt_of_other_servers_is_cache_salt() -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "value"),
-    [("use_beam_search", True), ("use_beam_search", 0), ("length_penalty", True)],
+    ("name", "value"), [("use_beam_search", True), ("use_beam_search", 0), ("length_penalty", True)]
 )
 def test_a_value_of_another_type_is_not_neutral(name: str, value: object) -> None:
     with pytest.raises(ApiError, match=f"{name} .* is taken only as null"):

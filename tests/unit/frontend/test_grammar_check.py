@@ -29,11 +29,7 @@ def asked(regex: str) -> dict[str, Any]:
 @pytest.mark.parametrize(
     ("lost", "status", "said"),
     [
-        (
-            WorkTooLargeError("x"),
-            400,
-            "regex must be a regex that can be compiled within 20 s and 768 MB",
-        ),
+        (WorkTooLargeError("x"), 400, "regex must be a regex that can be compiled within 20 s and 768 MB"),
         (WorkLostError("no process is left"), 503, "checked in its own process, but no process is left; try again"),
     ],
 )

@@ -288,10 +288,7 @@ def test_of_a_union_only_the_branch_that_was_meant_is_told(body: dict[str, objec
 
 @pytest.mark.parametrize(
     ("params", "body"),
-    [
-        (chat_params.CompletionCreateParamsBase, ChatBody),
-        (text_params.CompletionCreateParamsBase, CompletionBody),
-    ],
+    [(chat_params.CompletionCreateParamsBase, ChatBody), (text_params.CompletionCreateParamsBase, CompletionBody)],
 )
 def test_every_parameter_of_the_protocol_s_client_is_known(params: Any, body: type[BaseModel]) -> None:
     """C01: a field of the protocol is honoured, accepted where it changes nothing, or refused by a rule of its own."""

@@ -101,11 +101,7 @@ CALLS = st.builds(
 ASKED = st.lists(TEXTS, min_size=1, max_size=2)
 TURNS = st.builds(Turn, TEXTS, TEXTS, st.lists(CALLS, max_size=2), ASKED)
 BARE_TURNS = st.builds(
-    Turn,
-    st.just("") | TEXTS,
-    st.just(""),
-    st.lists(CALLS, min_size=1, max_size=2),
-    st.just([]) | ASKED,
+    Turn, st.just("") | TEXTS, st.just(""), st.lists(CALLS, min_size=1, max_size=2), st.just([]) | ASKED
 )
 CONVERSATIONS = st.builds(Conversation, st.none() | TEXTS, ASKED, st.lists(TURNS | BARE_TURNS, max_size=3))
 SCHEMA = {"type": "object", "properties": {"a": {"type": "string"}}}

@@ -189,12 +189,7 @@ def test_stop_token_has_an_id_but_no_text_and_held_text_is_given_out(play) -> No
 
 @pytest.mark.parametrize(
     ("kind", "status"),
-    [
-        (RefusalKind.INVALID, 400),
-        (RefusalKind.DUPLICATE, 409),
-        (RefusalKind.BUSY, 429),
-        (RefusalKind.UNAVAILABLE, 503),
-    ],
+    [(RefusalKind.INVALID, 400), (RefusalKind.DUPLICATE, 409), (RefusalKind.BUSY, 429), (RefusalKind.UNAVAILABLE, 503)],
 )
 @pytest.mark.parametrize("stream", [False, True])
 def test_refusal_has_its_status_also_for_a_stream(play, kind: RefusalKind, status: int, stream: bool) -> None:

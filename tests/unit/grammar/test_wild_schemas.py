@@ -342,10 +342,7 @@ def test_equal_numbers_are_one_value_of_a_list() -> None:
 @pytest.mark.parametrize(
     ("schema", "remedy"),
     [
-        (
-            {"type": "number", "multipleOf": 0.5, "not": {"multipleOf": 1}},
-            "leave them out",
-        ),
+        ({"type": "number", "multipleOf": 0.5, "not": {"multipleOf": 1}}, "leave them out"),
         (
             {
                 "oneOf": [{"type": "object", "properties": {"v": {"type": kind}}} for kind in ("integer", "number")],
@@ -425,7 +422,7 @@ TWO = {
     "$defs": {
         "A": {"type": "object", "properties": {"b": {"$ref": "#/$defs/B"}}, "required": ["b"]},
         "B": {"type": "object", "properties": {"a": {"$ref": "#/$defs/A"}}, "required": ["a"]},
-    },
+    }
 }
 
 

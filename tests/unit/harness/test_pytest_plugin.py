@@ -317,10 +317,7 @@ def logged(script):
         ),
         ("@scripted\ndef test_a(t):\n    yield\n", "write @scripted.EngineConfig"),
         ("@scripted(ONE, tiers='sim')\ndef test_a(t):\n    yield\n", "tiers must be a tuple"),
-        (
-            "@scripted(ONE, max_steps=0)\ndef test_a(t):\n    yield\n",
-            "max_steps must be a whole number",
-        ),
+        ("@scripted(ONE, max_steps=0)\ndef test_a(t):\n    yield\n", "max_steps must be a whole number"),
     ],
 )
 def test_what_cannot_be_a_script_is_refused_at_collection(text: str, words: str, tmp_path: Path) -> None:

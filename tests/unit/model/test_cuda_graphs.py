@@ -198,9 +198,7 @@ def test_a_pool_of_window_layers_and_a_cpu_are_reasons(checkpoint_of: Callable[[
 
 @pytest.mark.parametrize("wrong", ["fails", "differs", "asks"])
 def test_what_is_recorded_wrongly_is_not_used(
-    wrong: str,
-    checkpoint_of: Callable[[str], Path],
-    monkeypatch: pytest.MonkeyPatch,
+    wrong: str, checkpoint_of: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A07: recorded decodes are tried at the start, so that a wrong one never answers a request."""
 

@@ -146,11 +146,7 @@ def segments_of(kind: str) -> list[Segment]:
 
 @pytest.mark.parametrize("backend", ["varlen", "sdpa"])
 @pytest.mark.parametrize("kind", thinned(["mixed", "decodes", "prompt", "scored"], one_in=4))
-def test_a_forward_stays_on_its_device(
-    kind: str,
-    backend: str,
-    fakes: Callable[[str], Path],
-) -> None:
+def test_a_forward_stays_on_its_device(kind: str, backend: str, fakes: Callable[[str], Path]) -> None:
     """And asks it for no value, so that it can be launched while the one before is computed."""
     stage = stage_of(fakes("qwen3"), attention_backend=backend)
     assert (stage.device, stage.is_lean, stage.pool.keys.device) == (GPU, True, GPU)
@@ -221,9 +217,7 @@ def _pair(inputs: int, outputs: int) -> Pair:
     return Pair(down.to(torch.bfloat16), up.to(torch.bfloat16))
 
 
-def test_a_stage_in_the_middle_stays_on_its_device(
-    fakes: Callable[[str], Path],
-) -> None:
+def test_a_stage_in_the_middle_stays_on_its_device(fakes: Callable[[str], Path]) -> None:
     stage = stage_of(fakes("llama"), stage=1, pp_size=3)
     segments = segments_of("mixed")
     with torch.inference_mode():

@@ -29,11 +29,7 @@ def reference(checkpoint_of: Callable[[str], Path]) -> Reference:
 @pytest.mark.parametrize(("chunk", "pp_size"), thinned([(1, 2), (7, 1), (7, 4), (64, 4)], one_in=2))
 @pytest.mark.parametrize("family", thinned(FAMILIES, one_in=2))
 def test_logits_equal_those_of_transformers(
-    family: str,
-    pp_size: int,
-    chunk: int,
-    checkpoint_of: Callable[[str], Path],
-    reference: Reference,
+    family: str, pp_size: int, chunk: int, checkpoint_of: Callable[[str], Path], reference: Reference
 ) -> None:
     """C11, B02: two rows prefilled side by side in chunks, then decoded as one padded batch."""
     ids, expected = reference(family)

@@ -94,13 +94,7 @@ class AdaptedStages(ChainedStages):
 
 def stages(model: Path, pp_size: int = 1, **config: Any) -> AdaptedStages:
     settings = EngineConfig(
-        model=str(model),
-        pp_size=pp_size,
-        device=DEVICE,
-        page_size=4,
-        kv_sanitizer=True,
-        max_loras=2,
-        **config,
+        model=str(model), pp_size=pp_size, device=DEVICE, page_size=4, kv_sanitizer=True, max_loras=2, **config
     )
     return AdaptedStages(settings, limits_for(settings))
 
@@ -290,10 +284,7 @@ def test_a_folder_that_is_none_is_refused(tmp_path: Path) -> None:
     ],
 )
 def test_matrices_of_another_model_are_refused(
-    renamed: str,
-    said: str,
-    checkpoint_of: Callable[[str], Path],
-    loras: Callable[[str], tuple[Path, Path]],
+    renamed: str, said: str, checkpoint_of: Callable[[str], Path], loras: Callable[[str], tuple[Path, Path]]
 ) -> None:
     folder = loras("qwen3")[0]
     file = folder / "adapter_model.safetensors"
@@ -318,10 +309,7 @@ def test_a_rank_above_the_bound_is_refused(
 
 @pytest.mark.parametrize(("side", "number"), [("A", math.nan), ("B", math.inf)])
 def test_numbers_that_are_none_are_refused(
-    side: str,
-    number: float,
-    checkpoint_of: Callable[[str], Path],
-    loras: Callable[[str], tuple[Path, Path]],
+    side: str, number: float, checkpoint_of: Callable[[str], Path], loras: Callable[[str], tuple[Path, Path]]
 ) -> None:
     """One NaN in a matrix reaches every logit, and the KV of all requests that share the prefix."""
     folder = loras("qwen3")[0]
@@ -361,10 +349,7 @@ def test_a_damaged_file_is_refused(
     ],
 )
 def test_a_matrix_of_another_kind_is_refused_by_name(
-    kind: torch.dtype | str,
-    said: str,
-    checkpoint_of: Callable[[str], Path],
-    loras: Callable[[str], tuple[Path, Path]],
+    kind: torch.dtype | str, said: str, checkpoint_of: Callable[[str], Path], loras: Callable[[str], tuple[Path, Path]]
 ) -> None:
     folder = loras("qwen3")[0]
     weights = load_file(folder / "adapter_model.safetensors")
@@ -397,9 +382,7 @@ def test_a_layer_whose_number_is_none_is_refused_by_name(
 
 
 def test_a_list_of_more_tensors_than_the_model_has_is_not_read(
-    checkpoint_of: Callable[[str], Path],
-    loras: Callable[[str], tuple[Path, Path]],
-    monkeypatch: pytest.MonkeyPatch,
+    checkpoint_of: Callable[[str], Path], loras: Callable[[str], tuple[Path, Path]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A million empty ones took 34 s, in which a stage computes nothing."""
     folder = loras("qwen3")[0]

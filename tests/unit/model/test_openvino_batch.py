@@ -84,15 +84,7 @@ def test_pages_that_change_under_a_batch_are_looked_up() -> None:
     same(batch, BlockBatch(segments, rows.pool))
 
 
-@pytest.mark.parametrize(
-    "change",
-    [
-        {"row": 2},
-        {"start": 9},
-        {"token_ids": (1, 2)},
-        {"emits": False},
-    ],
-)
+@pytest.mark.parametrize("change", [{"row": 2}, {"start": 9}, {"token_ids": (1, 2)}, {"emits": False}])
 def test_a_batch_goes_on_with_nothing_else(change: dict[str, object]) -> None:
     rows = Decoding(pool_of(32), [5, 6])
     batch = BlockBatch(rows.step(), rows.pool)

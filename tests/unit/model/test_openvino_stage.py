@@ -320,10 +320,7 @@ def test_a_folder_that_others_may_write_is_not_used(kept: Path, caplog: pytest.L
 
 
 def test_a_graph_that_differs_is_refused_and_auto_falls_back(
-    kept: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    caplog: pytest.LogCaptureFixture,
-    checkpoint_of: Callable[[str], Path],
+    kept: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, checkpoint_of: Callable[[str], Path]
 ) -> None:
     monkeypatch.setattr("engine.model.openvino.stage._TOLERANCES", {torch.float32: 0.0})
     model = str(checkpoint_of("llama"))
@@ -336,10 +333,7 @@ def test_a_graph_that_differs_is_refused_and_auto_falls_back(
 
 
 def test_a_model_that_cannot_be_converted_is_left_to_torch(
-    kept: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    caplog: pytest.LogCaptureFixture,
-    checkpoint_of: Callable[[str], Path],
+    kept: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, checkpoint_of: Callable[[str], Path]
 ) -> None:
     def broken(*_: object, **__: object) -> None:
         raise StepFailedError("it has sinks")

@@ -80,11 +80,7 @@ def test_values_equal_those_of_transformers(
 @pytest.mark.parametrize("lean", [True, False])
 @pytest.mark.parametrize("family", ["qwen3_tied", "gemma2_softcap"])
 def test_a_slice_is_no_seam(
-    family: str,
-    lean: bool,
-    checkpoint_of: Callable[[str], Path],
-    reference: Reference,
-    monkeypatch: pytest.MonkeyPatch,
+    family: str, lean: bool, checkpoint_of: Callable[[str], Path], reference: Reference, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The head is applied to a few rows at a time, by transformers' own forward too, whose logits it may cap."""
     monkeypatch.setattr(prompt_logprobs, "SLICE_ROWS", 4)

@@ -34,10 +34,7 @@ def test_what_follows_a_wrong_guess_is_dropped() -> None:
     logprobs = tuple(TokenLogprob(-float(number)) for number in range(7))
     result = verify(batch, (5, 6, 8, 4, 20, 9, 30), logprobs)
     assert result == Completion(
-        microbatch_id=3,
-        token_ids=(5, 6, 8, 20, 9, 30),
-        accepted=(2, 1),
-        logprobs=(*logprobs[:3], *logprobs[4:]),
+        microbatch_id=3, token_ids=(5, 6, 8, 20, 9, 30), accepted=(2, 1), logprobs=(*logprobs[:3], *logprobs[4:])
     )
 
 

@@ -40,11 +40,7 @@ def chain_of(folder: Path, *, lean: bool = True, **values: object) -> ChainedSta
 @pytest.mark.parametrize(("chunk", "pp_size"), thinned([(1, 2), (7, 1), (7, 4), (64, 4)], one_in=2))
 @pytest.mark.parametrize("family", FAMILIES)
 def test_logits_equal_those_of_transformers(
-    family: str,
-    pp_size: int,
-    chunk: int,
-    checkpoint_of: Callable[[str], Path],
-    reference: Reference,
+    family: str, pp_size: int, chunk: int, checkpoint_of: Callable[[str], Path], reference: Reference
 ) -> None:
     """B18, C11: two rows, several windows long, in chunks, then decoded on for two windows as one padded batch."""
     ids, expected = reference(family)
@@ -62,9 +58,7 @@ def test_logits_equal_those_of_transformers(
 
 @pytest.mark.parametrize("lean", [False, True])
 def test_the_lean_forward_reads_the_window_pool_too(
-    lean: bool,
-    checkpoint_of: Callable[[str], Path],
-    reference: Reference,
+    lean: bool, checkpoint_of: Callable[[str], Path], reference: Reference
 ) -> None:
     """A window layer needs and keeps the last tokens alone (B18)."""
     ids, expected = reference("mistral_window")
@@ -77,10 +71,7 @@ def test_the_lean_forward_reads_the_window_pool_too(
 
 @pytest.mark.parametrize("family", ["mistral_window", "gemma3_two_ropes"])
 def test_the_kernel_over_page_tables_reads_the_window_pool_too(
-    family: str,
-    checkpoint_of: Callable[[str], Path],
-    reference: Reference,
-    monkeypatch: pytest.MonkeyPatch,
+    family: str, checkpoint_of: Callable[[str], Path], reference: Reference, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """B18: with the kernel's documented arithmetic in its place, chunks and decodes in one batch."""
     monkeypatch.setattr("engine.model.varlen.varlen_attn", kernel)

@@ -37,12 +37,7 @@ class Holder(Slotted):
 
 def test_every_container_has_its_path() -> None:
     """All items of a container share a path; a cycle ends; containers bounded by construction are left out."""
-    assert sizes_of(root=Holder()) == {
-        "root.items": 2,
-        "root.pair[]": 4,
-        "root.by_name": 2,
-        "root.by_name[]": 3,
-    }
+    assert sizes_of(root=Holder()) == {"root.items": 2, "root.pair[]": 4, "root.by_name": 2, "root.by_name[]": 3}
 
 
 def test_a_container_that_is_reached_twice_is_counted_once() -> None:

@@ -334,8 +334,7 @@ def test_a_transfer_has_one_answer_when_every_stage_has_given_its_own(
 
 
 @pytest.mark.parametrize(
-    "event",
-    [PagesReceived(transfer=5, pages=1), _come(4), PagesSent(transfer=3), PagesReceived(transfer=4, pages=1)],
+    "event", [PagesReceived(transfer=5, pages=1), _come(4), PagesSent(transfer=3), PagesReceived(transfer=4, pages=1)]
 )
 def test_the_end_of_a_transfer_that_nothing_asks_for_is_dropped(
     wired: Wired, event: TransferEvent, caplog: pytest.LogCaptureFixture

@@ -174,13 +174,7 @@ def test_the_end_of_the_scheduler_ends_the_wait(private_dir: Path) -> None:
     """A06: plans that come meanwhile do not."""
     scheduler = StageChannels([private_dir / "stage-1"])
     channel = StageChannel(private_dir / "stage-1")
-    stage = SocketTransport(
-        StageWires.local(private_dir, 1, 2),
-        1,
-        facts(),
-        CPU,
-        scheduler=channel,
-    )
+    stage = SocketTransport(StageWires.local(private_dir, 1, 2), 1, facts(), CPU, scheduler=channel)
     before = SocketTransport(StageWires.local(private_dir, 0, 2), 0, facts(), CPU)
     scheduler.send(0, b"a plan")
     before.send(microbatch(1), hidden_states())

@@ -90,10 +90,7 @@ def test_a_running_server_is_asked_which_requests_are_stuck(
 @pytest.mark.parametrize(
     ("answer", "why"),
     [
-        (
-            b"HTTP/1.1 404 Not Found\r\ncontent-length: 2\r\n\r\n{}",
-            "GET /server_info gave 404",
-        ),
+        (b"HTTP/1.1 404 Not Found\r\ncontent-length: 2\r\n\r\n{}", "GET /server_info gave 404"),
         (b"HTTP/1.1 200 OK\r\ncontent-length: 200000\r\n\r\n" + b"[" * 200_000, "no server of this engine"),
         (b"HTTP/1.1 200 OK\r\n\r\n" + b"x" * (1 << 21), "no server of this engine"),
         (b"\0" * 99, "does not answer"),

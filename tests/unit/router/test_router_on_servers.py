@@ -68,10 +68,7 @@ class Routed:
     def start(self, number: int, port: int) -> RealServer:
         folder = self._folder / str(number)
         folder.mkdir(exist_ok=True)
-        endpoints = {
-            "kv_events_endpoint": f"ipc://{folder}/live",
-            "kv_events_replay_endpoint": f"ipc://{folder}/again",
-        }
+        endpoints = {"kv_events_endpoint": f"ipc://{folder}/live", "kv_events_replay_endpoint": f"ipc://{folder}/again"}
         return self._stack.enter_context(running(self._parent, folder, port=port, kv_events=True, **endpoints))
 
     def health(self) -> dict[str, Any]:

@@ -64,9 +64,4 @@ def test_a_feature_that_is_off_is_not_called() -> None:
 def test_the_order_of_hooks_is_the_order_of_features() -> None:
     engine = SimulatedEngine(max_loras=1).scheduler
     features = engine.features
-    assert engine.hooks.launch == (
-        features.flush_and_update,
-        features.profiles,
-        features.sleeping,
-        features.loras,
-    )
+    assert engine.hooks.launch == (features.flush_and_update, features.profiles, features.sleeping, features.loras)

@@ -214,10 +214,7 @@ def test_a_load_that_fails_for_requests_ends_them_and_nothing_else() -> None:
     engine = SimulatedEngine(max_loras=1, lora="x=embedded-lora:1,bad=/nowhere")
     engine.run(with_lora("r", "x"))
     engine.drain(with_lora("s", "bad"), with_lora("t", "bad"), with_lora("u", None))
-    assert [engine.life(rid).finish_reason for rid in "stu"] == [
-        *[FinishReason.UNAVAILABLE] * 2,
-        FinishReason.LENGTH,
-    ]
+    assert [engine.life(rid).finish_reason for rid in "stu"] == [*[FinishReason.UNAVAILABLE] * 2, FinishReason.LENGTH]
     assert "'/nowhere'" in (engine.life("s").error or "")
     engine.run(with_lora("v", "x"))
     assert engine.scheduler.stats().lora_loads == 1

@@ -80,10 +80,7 @@ def wanting(rid: str, tokens: int = 30, *, new: int = 4, **more: object) -> Gene
 def delivery(rid: str, tokens: int = 40, **more: object) -> Generate:
     deliver = Delivery(**{"to": ("d0",), "transfer": 7} | more)
     return Generate(
-        rid=rid,
-        prompt_ids=prompt(tokens),
-        sampling=SamplingParams(max_new_tokens=0, temperature=0.0),
-        deliver=deliver,
+        rid=rid, prompt_ids=prompt(tokens), sampling=SamplingParams(max_new_tokens=0, temperature=0.0), deliver=deliver
     )
 
 

@@ -99,11 +99,7 @@ class World:
     """A gate and everything that it waits on."""
 
     def __init__(
-        self,
-        context: zmq.Context[zmq.Socket[bytes]],
-        pipeline: Any = None,
-        *,
-        step_timeout_s: float = 0.0,
+        self, context: zmq.Context[zmq.Socket[bytes]], pipeline: Any = None, *, step_timeout_s: float = 0.0
     ) -> None:
         self.inbox = Inbox(context, "inproc://requests")
         self.client = context.socket(zmq.PUSH)

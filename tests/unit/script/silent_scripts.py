@@ -164,10 +164,7 @@ SILENT: Final[dict[str, tuple[str, str]]] = {
     "two lists that are sorted in place": ("refused", "assert [2, 1].sort() == list(r.output_ids).sort()"),
     "another object": ("refused", "assert r.output_ids is not r.client.token_ids"),
     "a window that is there": ("refused", 't.sometimes("said", r.output_ids is not None)' + HOLDS),
-    "what a long request was waited for": (
-        "vet",
-        LONG_REQUEST,
-    ),
+    "what a long request was waited for": ("vet", LONG_REQUEST),
     "a sentence": ("refused", 'assert "the request ended by its length"'),
     "a constant of the file": ("refused", 'assert EXPECTED == "length"'),
     "a request with itself in a helper": ("vet", "same(r, r)"),

@@ -165,10 +165,7 @@ def dies_and_leaves_a_process(t, pid_file, leads):
 def test_a_process_that_a_script_leaves_ends_with_its_server(pool: EngineServers, tmp_path: Path, leads: bool) -> None:
     """However that ends."""
     pid_file = tmp_path / "pid"
-    with (
-        pytest.raises(ServerDied, match="dies_and_leaves_a_process"),
-        pool.lend(EngineConfig()) as server,
-    ):
+    with pytest.raises(ServerDied, match="dies_and_leaves_a_process"), pool.lend(EngineConfig()) as server:
         server.run(dies_and_leaves_a_process, str(pid_file), leads, options=OPTIONS)
     psutil.wait_procs([psutil.Process(pid)] if psutil.pid_exists(pid := int(pid_file.read_text())) else [], timeout=30)
     assert not psutil.pid_exists(pid)

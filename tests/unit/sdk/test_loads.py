@@ -109,10 +109,7 @@ def test_windows_and_states_get_what_the_next_position_needs() -> None:
 
 @pytest.mark.parametrize(
     ("name", "what"),
-    [
-        ("windows", (Window(block_ids=(0, 5, 7), tokens=3),)),
-        ("states", (StateTable(block_ids=(0, 5, 8), tokens=4),)),
-    ],
+    [("windows", (Window(block_ids=(0, 5, 7), tokens=3),)), ("states", (StateTable(block_ids=(0, 5, 8), tokens=4),))],
 )
 def test_of_a_load_that_did_not_arrive_they_get_nothing(name: str, what: Any) -> None:
     run = PlannedRun()

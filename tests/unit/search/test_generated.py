@@ -398,9 +398,7 @@ def test_a_finding_of_a_generated_target_is_shrunk_and_replayed() -> None:
     assert failure.signature == finding.failure.signature
 
 
-def test_one_generated_target_in_21_shows_that_the_machine_is_deterministic(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_one_generated_target_in_21_shows_that_the_machine_is_deterministic(monkeypatch: pytest.MonkeyPatch) -> None:
     twice: list[Schedule] = []
     monkeypatch.setattr(Prefixes, "_check_determinism", lambda prefixes: twice.append(prefixes.base))
     for number in range(20, 23):

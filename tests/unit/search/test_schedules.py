@@ -9,16 +9,7 @@ from typing import Any
 
 import pytest
 from base_workloads import WORKLOADS
-from scripted_lockstep.actions import (
-    Evict,
-    Flush,
-    KillStage,
-    PauseServing,
-    Press,
-    Relieve,
-    StartRequest,
-    Update,
-)
+from scripted_lockstep.actions import Evict, Flush, KillStage, PauseServing, Press, Relieve, StartRequest, Update
 
 from engine.core.errors import ConfigError
 from engine.core.messages import PauseMode

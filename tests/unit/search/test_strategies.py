@@ -18,17 +18,7 @@ from scripted.core.run import Cell
 from scripted.core.schedule import Schedule
 from scripted.search.campaign import Campaign
 from scripted.search.execution import Prefixes, execute
-from scripted.search.strategies import (
-    Drawn,
-    Exhaustive,
-    Meets,
-    Pct,
-    RandomEvents,
-    StrategyName,
-    Surw,
-    Swarm,
-    extras_of,
-)
+from scripted.search.strategies import Drawn, Exhaustive, Meets, Pct, RandomEvents, StrategyName, Surw, Swarm, extras_of
 from scripted.search.targets import target_named
 from scripted.search.units import SearchPlan
 

@@ -176,11 +176,7 @@ def test_every_number_is_the_same_in_both_tiers_and_every_time(seed: int, server
 
 @pytest.mark.parametrize(
     ("hurts", "says"),
-    [
-        (fails_in_the_middle, "assert t.state.step == -1"),
-        (kills_one_by_hand, "engine p0 died"),
-        (kills_one, None),
-    ],
+    [(fails_in_the_middle, "assert t.state.step == -1"), (kills_one_by_hand, "engine p0 died"), (kills_one, None)],
 )
 def test_the_next_script_has_a_clean_fleet(hurts: Any, says: str | None, server: Any, parent: PreloadedParent) -> None:
     server.run(passes)
@@ -214,11 +210,7 @@ def test_what_real_engines_cannot_do_is_refused_by_name(server: Any, capsys: pyt
     server.run(says_what_it_cannot)
     said = capsys.readouterr().out
     assert said.count("REFUSED") == 3
-    for words in (
-        "fleet.kill('d0') kills an engine",
-        "fleet.hold, slow, cut and heal",
-        "not for one of t.engines",
-    ):
+    for words in ("fleet.kill('d0') kills an engine", "fleet.hold, slow, cut and heal", "not for one of t.engines"):
         assert words in said
 
 

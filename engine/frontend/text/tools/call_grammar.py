@@ -15,15 +15,7 @@ from typing import Any, Final
 import msgspec
 
 from engine.core.messages import Grammar, GrammarKind
-from engine.frontend.text.reasoning import (
-    BEGIN,
-    CHANNEL,
-    END,
-    END_MESSAGE,
-    MESSAGE,
-    START_MESSAGE,
-    ReasoningStart,
-)
+from engine.frontend.text.reasoning import BEGIN, CHANNEL, END, END_MESSAGE, MESSAGE, START_MESSAGE, ReasoningStart
 from engine.frontend.text.tools.argument_schemas import choices_of, is_text, properties_of
 from engine.grammar.automata import plain
 from engine.grammar.followable import followable

@@ -130,17 +130,7 @@ WITHOUT_TAG = "(n=1)"
 @every_case(("family", "place"), [(name.split()[0], place) for name, place in NAMES.items()])
 @every_case(
     "given",
-    [
-        WITHOUT_TAG,
-        '({"n": 1})',
-        '{"n": 1}',
-        ' {"n": 1}',
-        " n=1",
-        ' n="1"',
-        ".call(n=1)",
-        " ( n = 1, )",
-        "( n=1",
-    ],
+    [WITHOUT_TAG, '({"n": 1})', '{"n": 1}', ' {"n": 1}', " n=1", ' n="1"', ".call(n=1)", " ( n = 1, )", "( n=1"],
 )
 def test_arguments_follow_the_name_of_a_tool(family: str, place: tuple[str, str], given: str) -> None:
     """The name took them in: a call of a tool that does not exist, without arguments."""

@@ -7,14 +7,7 @@ from collections.abc import Collection, Mapping
 from typing import Final, NamedTuple
 
 from engine.frontend.text.incoming_text import Emit, Reading
-from engine.frontend.text.reasoning import (
-    CHANNEL,
-    END_MESSAGE,
-    MESSAGE,
-    START_MESSAGE,
-    Reasoning,
-    appended,
-)
+from engine.frontend.text.reasoning import CHANNEL, END_MESSAGE, MESSAGE, START_MESSAGE, Reasoning, appended
 from engine.frontend.text.tools.argument_schemas import Properties
 from engine.frontend.text.tools.call_grammar import CallForm
 from engine.frontend.text.tools.called_names import NAMESPACE
