@@ -43,6 +43,8 @@ _NEXT: Final = ","
 MOST_ENDINGS: Final = 64
 # The same number when a trial also computes the next mask, which takes ten times as long.
 MOST_CHANGES: Final = 16
+# A closer that may follow itself this often is text of a string: no lists or objects are that deep.
+_MOST_REPEATED: Final = 256
 
 
 class Closing(NamedTuple):
@@ -128,14 +130,15 @@ class Matcher:
         """Narrow the mask to tokens that lead to an end, for a model that wants to end here.
 
         Candidates are the ``best`` tokens and the tokens that close JSON. Prefers tokens after which the output may
-        end, then tokens that close a value, then, outside JSON, tokens that change the next mask; without any, returns
-        ``allowed``, which must be the result of the last call of ``allowed``.
+        end, then tokens that close a value, then, in text of JSON that must still match a pattern, tokens after which
+        it does, then, outside JSON, tokens that change the next mask; without any, returns ``allowed``, which must be
+        the result of the last call of ``allowed``.
         """
         closers = [one for one in self._closing.closers if allowed[one]]
         following = [one for one in self._closing.following if allowed[one]]
         found = self._last_ones([*best, *closers])
         if not found and self._closing.closers:
-            found = self._closing_ones(closers) or following
+            found = self._closing_ones(closers) or self._structural(following) or self._matching(allowed, best)
         elif not found:
             found = self._changing(best[:MOST_CHANGES])
         if not found:
@@ -146,9 +149,30 @@ class Matcher:
 
     def _closing_ones(self, closers: Sequence[int]) -> list[int]:
         """Return the tokens that close a list or an object, else a string: inside a string only its end closes."""
-        changing = set(self._changing(closers)) or set(closers)
-        brackets = [one for one in closers if one in changing and one not in self._closing.quotes]
-        return brackets or list(changing)
+        closing = self._changing(closers) or self._structural(closers)
+        quotes = [one for one in closing if one in self._closing.quotes]
+        brackets = [one for one in closing if one not in self._closing.quotes]
+        # Beside the end of a string they may be its text.
+        return (self._structural(brackets) if quotes else brackets) or quotes
+
+    def _structural(self, tokens: Sequence[int]) -> list[int]:
+        """Return the tokens that are no text of a string, in which they could be repeated."""
+        return [one for one in tokens if self._consumed([one] * _MOST_REPEATED) < _MOST_REPEATED]
+
+    def _matching(self, allowed: NDArray[np.bool_], best: Sequence[int]) -> list[int]:
+        """Return tokens after which the open string may end.
+
+        Tries the ``best`` and some of the others, which differ from position to position.
+        """
+        others = np.flatnonzero(allowed)
+        some = np.roll(others, -len(self._taken))[:: max(1, len(others) // MOST_CHANGES)].tolist()
+        quote = self._closing.closers[0]
+        # What follows the end of a string is not its text.
+        return [one for one in [*best[:MOST_CHANGES], *some] if self._consumed([one, quote, one]) == len([one, quote])]
+
+    def _consumed(self, tokens: Sequence[int]) -> int:
+        """Return how many of these tokens the library's matcher would take."""
+        return int(self._matcher.deep_copy().try_consume_tokens(list(tokens)))
 
     def _last_ones(self, tokens: Sequence[int]) -> list[int]:
         """Return the allowed tokens after which the output may end."""

@@ -8,6 +8,7 @@ from typing import Any, Final
 
 from engine.grammar.automata import NOTHING, pattern_of_both, plain
 from engine.grammar.complements import Target
+from engine.grammar.exclusive import values_of
 from engine.grammar.patterns import is_found
 from engine.grammar.schema_ends import listed, named
 
@@ -16,6 +17,7 @@ _ANY_NAME: Final = ""
 _MOST_DEPTH: Final = 6
 _MOST_PATTERNS: Final = 4
 _NOTES: Final = frozenset(("type", "title", "description", "$comment", "examples", "default"))
+_LISTING: Final = frozenset((*_NOTES, "enum", "const"))
 _FORMATS: Final = {
     "uuid": "^[0-9a-fA-F]{8}(?:-[0-9a-fA-F]{4}){3}-[0-9a-fA-F]{12}$",
     "date": r"^\d{4}-(?:0[1-9]|1[0-2])-(?:0[1-9]|1\d|2[0-8])$",
@@ -25,9 +27,19 @@ _FORMATS: Final = {
 
 
 def name_properties(part: dict[str, Any], target: Target) -> None:
-    """Rewrite ``propertyNames`` as ``patternProperties``."""
+    """Rewrite ``propertyNames`` as ``properties`` if all names are known and needed, else as ``patternProperties``."""
     names, more = part.get("propertyNames"), part.get("additionalProperties", True)
     if names is None or (named(part, "properties") and more is not True):
+        return
+    listing = target(names)
+    is_listing = isinstance(listing, dict) and listing.keys() <= _LISTING
+    known = [one for one in values_of(listing) if isinstance(one, str)] if is_listing else []
+    declared = named(part, "properties")
+    if known and not part.get("patternProperties") and {*declared, *listed(part, "required")}.issuperset(known):
+        # After the last of them a pattern would allow a comma, and then no name.
+        del part["propertyNames"]
+        properties = {key: schema if key in known else _FORBIDDEN for key, schema in declared.items()}
+        part |= {"properties": dict.fromkeys(known, more) | properties, "additionalProperties": False}
         return
     pattern = _pattern_of_names(names, target)
     allowed = None if pattern is None else _within(pattern, named(part, "patternProperties"), more)

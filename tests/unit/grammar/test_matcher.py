@@ -71,6 +71,7 @@ def test_a_guess_is_taken_back(grammars: CompiledGrammars) -> None:
     assert allowed(matcher, "abc12") == [END]
 
 
+LISTS = {"type": "array", "items": {"$ref": "#/$defs/l"}}
 UNBOUNDED = {
     "type": "object",
     "properties": {
@@ -118,6 +119,39 @@ def test_what_leads_to_an_end_may_follow(grammars: CompiledGrammars) -> None:
     assert np.flatnonzero(led).tolist() == [ord(",")]
     mask = matcher.allowed(ids('{"name": "ab'))
     assert np.flatnonzero(matcher.ending(mask, [])).tolist() == [ord('"')]
+
+
+@pytest.mark.parametrize("pattern", ["a|b", r"[\]},]*b", "z$"])
+def test_text_that_must_still_match_is_led_to_a_match(grammars: CompiledGrammars, pattern: str) -> None:
+    """Brackets and commas are text there, and lead nowhere."""
+    matcher = matcher_of(grammars, schema_grammar({"type": "array", "items": {"pattern": pattern}, "minItems": 1}))
+    chance, said = random.Random(0), ids('["')
+    while not (mask := matcher.allowed(said))[END]:
+        assert len(said) < 60, bytes(said.astype(np.uint8))
+        led = np.flatnonzero(matcher.ending(mask, [])).tolist()
+        said = np.append(said, np.int32(chance.choice(led)))
+
+
+def test_lists_within_each_other_are_closed(grammars: CompiledGrammars) -> None:
+    """The next mask is the same after each of their ends."""
+    matcher = matcher_of(grammars, schema_grammar({"$defs": {"l": LISTS}, "$ref": "#/$defs/l"}))
+    mask = matcher.allowed(ids("[[" * 50 + "]"))
+    assert np.flatnonzero(matcher.ending(mask, [])).tolist() == [ord("]")]
+
+
+@pytest.mark.parametrize("names", [{"enum": ["a", "b"]}, {"type": "string", "enum": ["b", "a"]}])
+def test_no_name_is_awaited_after_the_last_one(grammars: CompiledGrammars, names: dict[str, object]) -> None:
+    """As zod describes a record whose keys are an enumeration."""
+    record = {
+        "type": "object",
+        "propertyNames": names,
+        "additionalProperties": {"type": "null"},
+        "required": ["a", "b"],
+    }
+    matcher = matcher_of(grammars, schema_grammar(record))
+    first, last = names["enum"]
+    assert ord(",") in allowed(matcher, f'{{"{first}":null')
+    assert {*b",}"} & {*allowed(matcher, f'{{"{first}":null,"{last}":null')} == {*b"}"}
 
 
 @pytest.mark.parametrize("seed", range(40))
