@@ -373,11 +373,6 @@ def test_events_that_say_too_much_are_found() -> None:
         subscriber.check(coordinator)
 
 
-def test_a_window_needs_room_for_its_group() -> None:
-    with pytest.raises(ValueError, match="with several groups num_gpu_blocks must exceed the"):
-        VllmSettings(sliding_window=6)
-
-
 def test_pages_in_a_pool_of_their_own_are_cached_there() -> None:
     """HiSparse's pages in host memory are announced with those of the device, and cached apart from them."""
     events = WORKLOADS["vllm-host-pages"].replace(
