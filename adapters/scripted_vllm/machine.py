@@ -230,9 +230,10 @@ class VllmMachine:
             return ReleaseConnector()
         if self._grammars.holds:
             return ReleaseCompilation()
-        waiting = next((rid for rid in self._sessions if self.has_session(rid) and not run.is_live(rid)), None)
-        if waiting is not None:
-            return EndSession(rid=waiting)
+        for rid in self._sessions:
+            # The live request may be another one that has taken the name.
+            if self.has_session(rid) and (not run.is_live(rid) or self.id_of(rid) != self._sessions[rid]):
+                return EndSession(rid=rid)
         if self._transfers.is_unknown and not run.is_settled:
             return OfferPrefixes(tokens=self._settings.kv_offered_tokens)
         return None

@@ -59,6 +59,8 @@ PAGE = (Path(__file__).parents[3] / "benchmarks/tables/defects.md").read_text(en
             "default; 1 start a prompt=1 new=1 session=1; 1 start b prompt=1 new=1 session=1; "
             "1 start c prompt=1 new=1 session=1; 1 start d prompt=1 new=1 session=1; 4 start a prompt=1 new=1"
         ),
+        # The only one, whose blocks the request with its name needs.
+        "mamba_cache_mode=align; 1 start a prompt=5 new=1 session=1; 5 start a prompt=29 new=1",
     ],
 )
 def test_a_session_goes_on_with_what_it_has(text: str) -> None:
