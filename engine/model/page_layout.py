@@ -14,7 +14,7 @@ _REMEDY: Final = "; give both engines the same revision of the checkpoint, and t
 
 
 class KVOrigin(msgspec.Struct, frozen=True):
-    """What the KV of a prompt depends on besides its tokens.
+    """The model and the weights on which the KV of a prompt depends, besides its tokens.
 
     ``fields`` are those of the model's config.json that affect the computation, with their values as JSON, a long value
     as its digest. ``weights`` is a digest of the weights, with their type where it is not the checkpoint's.

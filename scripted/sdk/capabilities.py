@@ -132,7 +132,7 @@ class Capabilities(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Declaration(NamedTuple):
-    """What a configuration declares."""
+    """The facts that a configuration declares."""
 
     limits: Limits
     can: Capabilities
