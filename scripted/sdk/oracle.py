@@ -62,6 +62,8 @@ class SdkOracle(Oracle[Event, Stepped, SdkMachine, SimulatedRunner]):
         self._arrivals = 0
         # The pool of each of a request's block tables, one per group of layers.
         self._pools = {0: 0}
+        # The tokens between two blocks of each group that keeps states.
+        self._state_tokens: tuple[int, ...] = ()
         self._arriving: set[str] = set()
         # Requests whose part of the next step fails, some of which arrive in it.
         self._failing: set[str] = set()
@@ -112,11 +114,15 @@ class SdkOracle(Oracle[Event, Stepped, SdkMachine, SimulatedRunner]):
         )
 
     def _fit(self, spare_blocks: int) -> bool:
-        size, context, blocks = self._limits.block_size, self._limits.context_tokens, 0
+        size, context, blocks, more = self._limits.block_size, self._limits.context_tokens, 0, 0
         tables = Counter(self._pools.values())
         for life in self.account.live.values():
             tokens = min(len(life.message.prompt_ids) + life.message.max_new_tokens, context)
-            blocks += -(-tokens // size) + (spare_blocks if life.computed is None else 0)
+            own = -(-tokens // size)
+            blocks += own + (spare_blocks if life.computed is None else 0)
+            # A table of states may have shorter blocks, and one more behind its end for the state after each guess.
+            places = [-(-tokens // one) + self._can.speculative_tokens for one in self._state_tokens]
+            more += sum([max(0, count - own) for count in places])
         loras = {life.message.lora for life in self.account.live.values()} - {0}
         images = {image.number: image.count for life in self.account.live.values() for image in life.message.images}
         # A session that waits for its client keeps its blocks.
@@ -124,7 +130,7 @@ class SdkOracle(Oracle[Event, Stepped, SdkMachine, SimulatedRunner]):
             return False
         return (
             self._can.continuous
-            and all(tables[pool] * blocks <= size for pool, size in enumerate(self._limits.pool_sizes))
+            and all(tables[pool] * blocks + more <= size for pool, size in enumerate(self._limits.pool_sizes))
             and len(self.account.live) <= self._limits.batch_requests
             and len(loras) <= self._can.loras_together
             and sum(images.values()) <= self._can.images
@@ -352,6 +358,8 @@ class SdkOracle(Oracle[Event, Stepped, SdkMachine, SimulatedRunner]):
 
     def _note_tables(self, share: Share) -> None:
         """Note the pool of each table of a share. Raises Violation for a table in another pool than before."""
+        if share.states:
+            self._state_tokens = tuple([state.tokens for state in share.states])
         if not self._limits.pools:
             count = len(share.tables) + len(share.states) + len(share.rings)
             if count > len(self._pools):

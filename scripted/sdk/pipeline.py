@@ -321,12 +321,16 @@ class SimulatedRunner:
             self._blocks.pop(block, None)
 
     def _is_corrupt(self, share: Share) -> bool:
+        """Whether a share reads KV that did not arrive."""
         if not self._may_be_corrupt:
             return False
         slots: list[int] = []
         for block in share.block_ids[: -(-share.start // self._size)]:
             slots += self._blocks.get(block, [0] * self._size)
-        return _CORRUPT in slots[: share.start]
+        # Blocks in the gap may be another request's by now.
+        first, end = share.gap
+        read = slots[: share.start] if end <= first else slots[:first] + slots[end : share.start]
+        return _CORRUPT in read
 
     def _corrupt(self, share: Share) -> None:
         self.corrupted.add(share.rid)

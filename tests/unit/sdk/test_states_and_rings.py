@@ -2,16 +2,17 @@
 
 Goal: a share goes on from its own states, those behind guesses among them, and from its own ring; what is in the gap
 of an output may be anything. Method: plans written by hand. Origin: vLLM's Mamba, circular buffers and R-SWA. Mutant:
-in `SimulatedRunner._settle`, leave `tokens.ahead` at 0, or copy nothing; check no rings.
+in `SimulatedRunner._settle`, leave `tokens.ahead` at 0, or copy nothing; check no rings; in `_is_corrupt` look at the
+gap too; in `SdkOracle._fit` count no more for states than for tokens.
 """
 
 from __future__ import annotations
 
 import pytest
-from planned_run import PlannedRun, share
+from planned_run import PlannedRun, alone, share
 
 from scripted.core.tokens import guesses
-from scripted.sdk import Ring, StateTable, Stepped, Violation
+from scripted.sdk import Limits, Load, Ring, StateTable, Stepped, Violation
 
 
 def states(*blocks: int, kept: tuple[int, int] = (0, 0)) -> dict[str, tuple[StateTable, ...]]:
@@ -106,6 +107,29 @@ def test_nothing_is_read_of_the_gap() -> None:
     run.take_result()
     with pytest.raises(Violation, match="reads the wrong KV: slot 3 of block 0, its position 7"):
         run.step(share("a", 10, 2, 1, 0, 3, gap=(4, 7)))
+
+
+@pytest.mark.parametrize(("gap", "is_right"), [((4, 8), True), ((4, 7), False), ((8, 8), False)])
+def test_a_load_that_fails_in_a_block_of_the_gap_spoils_nothing(gap: tuple[int, int], is_right: bool) -> None:
+    """The block was given away; the table of the request that had it names it still."""
+    run = PlannedRun()
+    a, b = run.add("a", prompt=12, new=3), run.add("b", prompt=6, seed=1)
+    run.step(share("a", 0, 10, 1, 2, 3))
+    run.take_result()
+    lost = Load(rid="b", start=0, token_ids=b.prompt_ids[:4], block_ids=(2, 4), missing=(2,))
+    run.step(share("a", 10, 2, 1, 2, 3, gap=gap), loads=(lost,))
+    assert (run.take_result().token_ids == (alone(a)[:1],)) == is_right
+
+
+@pytest.mark.parametrize(("guesses", "blocks", "fit"), [(0, 12, True), (0, 11, False), (2, 16, True), (2, 15, False)])
+def test_requests_fit_with_all_places_of_their_states(guesses: int, blocks: int, fit: bool) -> None:
+    """Two blocks of attention, four of states, and one more for each guess, for each of two requests."""
+    limits = Limits(block_size=8, blocks=blocks, batch_tokens=16, batch_requests=3, context_tokens=32, depth=2)
+    run = PlannedRun(limits, speculative_tokens=guesses)
+    run.add("a", 12, new=4)
+    run.add("b", 12, new=4, seed=1)
+    run.step(share("a", 0, 8, 1, 2, known_tokens=12, **states(0, 5, 6, 7, 8, 9)))
+    assert run.oracle.fit_together == fit
 
 
 def test_guesses_that_the_scheduler_rejects_late_are_not_in_the_result() -> None:
