@@ -36,6 +36,7 @@ from engine.frontend.schema.errors import ErrorBody, ErrorType
 from engine.frontend.schema.native import (
     MAX_INT32,
     MAX_STOP_STRINGS,
+    FreeJson,
     NullableBody,
     RequestFields,
     StopString,
@@ -77,7 +78,7 @@ class ToolUseBlock(_Block):
     type: Literal["tool_use"]
     id: str = Field(min_length=1, max_length=MAX_CALL_ID_CHARS)
     name: str = Field(min_length=1, max_length=MAX_NAME_CHARS)
-    input: dict[str, JsonValue]
+    input: dict[str, FreeJson]
 
 
 Texts = Annotated[list[TextBlock], Field(max_length=MAX_MESSAGES, fail_fast=True)]
@@ -154,7 +155,7 @@ class MessagesToolBody(_Block):
     type: Literal["custom"] = "custom"
     name: str = Field(min_length=1, max_length=MAX_NAME_CHARS)
     description: str | None = None
-    input_schema: dict[str, JsonValue]
+    input_schema: dict[str, FreeJson]
     strict: bool = Field(default=False, description="every call of it follows its schema")
 
 
@@ -181,7 +182,7 @@ class OutputFormat(NullableBody):
     """A schema that the output follows."""
 
     type: Literal["json_schema"]
-    json_schema: dict[str, JsonValue] = Field(alias="schema")
+    json_schema: dict[str, FreeJson] = Field(alias="schema")
 
 
 class OutputConfig(NullableBody):

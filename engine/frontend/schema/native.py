@@ -7,6 +7,7 @@ refused: a parameter is honoured or answered with 400.
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from functools import cached_property
 from typing import Annotated, Any, ClassVar, Literal, Self, TypeVar
@@ -64,12 +65,25 @@ StopString = Annotated[str, Field(min_length=1, max_length=MAX_STOP_CHARS)]
 GrammarText = Annotated[str, Field(min_length=1, max_length=MAX_GRAMMAR_CHARS)]
 
 
+def _require_finite(value: JsonValue) -> JsonValue:
+    """Raise PydanticKnownError for a number in a value that JSON cannot write, such as NaN."""
+    parts: list[JsonValue] = [value]
+    while parts:
+        part = parts.pop()
+        if isinstance(part, float) and not math.isfinite(part):
+            raise PydanticKnownError("finite_number")
+        if isinstance(part, dict | list):
+            parts += part.values() if isinstance(part, dict) else part
+    return value
+
+
 def _require_json(text: str) -> str:
     """Raise PydanticKnownError for text that is not JSON or is nested too deeply."""
     try:
-        from_json(text)
+        value = from_json(text)
     except ValueError as exc:
         raise PydanticKnownError("json_invalid", {"error": str(exc)}) from exc
+    _require_finite(value)
     return text
 
 
@@ -84,8 +98,10 @@ def _refuse_zero(value: object) -> object:
 OnlyFalse = Annotated[Literal[False], BeforeValidator(_refuse_zero)]
 
 
+# Any value in JSON. Its validator also takes NaN, the infinities, and numbers that are too large for a float.
+FreeJson = Annotated[JsonValue, AfterValidator(_require_finite)]
 # A schema, as an object or as JSON text.
-Schema = dict[str, JsonValue] | bool | Annotated[GrammarText, AfterValidator(_require_json)]
+Schema = dict[str, FreeJson] | bool | Annotated[GrammarText, AfterValidator(_require_json)]
 Choices = Annotated[
     list[Annotated[str, Field(min_length=1)]], Field(min_length=1, max_length=MAX_CHOICES), Field(fail_fast=True)
 ]
@@ -190,7 +206,7 @@ class NamedSchema(NullableBody):
 
     name: str = Field(min_length=1, max_length=MAX_NAME_CHARS)
     description: str | None = Field(None, max_length=MAX_DESCRIPTION_CHARS)
-    json_schema: dict[str, JsonValue] | bool = Field(default=True, alias="schema")
+    json_schema: dict[str, FreeJson] | bool = Field(default=True, alias="schema")
     strict: bool = Field(default=True, description="every schema is followed strictly")
 
 

@@ -85,6 +85,20 @@ def test_an_echo_spells_the_prompt_and_counts_its_characters() -> None:
     assert columns(echoed(piece, 0, texts, EchoOffsets(Bytes(), texts, "<s>a\u20acb")))[3] == [0, 3, 4, 4, 4, 5]
 
 
+def test_of_likely_tokens_with_one_text_the_most_likely_is_shown() -> None:
+    """The logprobs of a completion name tokens by their texts."""
+
+    class Twice(Bytes):
+        def decode(self, ids: list[int], skip_special_tokens: bool = True) -> str:
+            return super().decode([one % 256 for one in ids], skip_special_tokens)
+
+    likely = (PromptLogprob(-1.0, 2, ((321, -0.5), (65, -1.5), (66, -2.5))),)
+    piece = Answer(Twice(), message((70, 71), 0, 3)).piece(TokenOutput(rid="r", prompt_logprobs=likely))
+    texts = TokenTexts(Twice())
+    tops = columns(echoed(piece, 3, texts, EchoOffsets(Twice(), texts, "FG")))[2]
+    assert tops == [None, {"A": -0.5, "B": -2.5}]
+
+
 def test_a_ranked_prompt_has_each_token_and_the_best_by_id() -> None:
     piece = Answer(Bytes(), message((70, 71, 65), 0, 2)).piece(TokenOutput(rid="r", prompt_logprobs=values(-3.0, -0.5)))
     first, said, best = json.loads(msgspec.json.encode(finished(ranked(piece, 1, TokenTexts(Bytes())))))

@@ -124,6 +124,7 @@ def test_tools_are_given_to_the_template_as_models_know_them() -> None:
         ("[1]", "[1]"),
         ('"text"', '"text"'),
         ("NaN", "NaN"),
+        ('{"a": NaN}', '{"a": NaN}'),
         ("[" * 5000, "[" * 5000),
         ('{"path": "C:\\U"}', '{"path": "C:\\U"}'),
     ],

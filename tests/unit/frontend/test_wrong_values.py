@@ -82,6 +82,50 @@ def test_a_value_is_refused_by_the_name_of_its_field_or_taken_as_it_is(model: ty
     assert refused > 5 * len(fields_of(model))
 
 
+TOOL = '{"type": "function", "function": {"name": "f", "parameters": {"minimum": *}}}'
+USE = '{"type": "tool_use", "id": "1", "name": "f", "input": {"x": *}}'
+# Where any JSON may be, by the field that a refusal names.
+FREE: tuple[tuple[type[BaseModel], str, str], ...] = (
+    (GenerateBody, "sampling_params.json_schema", '"sampling_params": {"json_schema": {"minimum": *}}'),
+    (ChatBody, "chat_template_kwargs", '"chat_template_kwargs": {"x": *}'),
+    (ChatBody, "documents", '"documents": [{"x": *}]'),
+    (ChatBody, "tools.0.function.parameters", f'"tools": [{TOOL}]'),
+    (
+        ChatBody,
+        "response_format.json_schema.schema",
+        '"response_format": {"type": "json_schema", "json_schema": {"name": "x", "schema": {"minimum": *}}}',
+    ),
+    (ResponseBody, "chat_template_kwargs", '"chat_template_kwargs": {"x": *}'),
+    (ResponseBody, "tools.0.parameters", '"tools": [{"type": "function", "name": "f", "parameters": {"minimum": *}}]'),
+    (
+        ResponseBody,
+        "text.format.schema",
+        '"text": {"format": {"type": "json_schema", "name": "x", "schema": {"minimum": *}}}',
+    ),
+    (MessagesBody, "tools.0.input_schema", '"tools": [{"name": "f", "input_schema": {"minimum": *}}]'),
+    (
+        MessagesBody,
+        "output_config.format.schema",
+        '"output_config": {"format": {"type": "json_schema", "schema": {"minimum": *}}}',
+    ),
+    (MessagesBody, "messages.0.content.0.input", f'"messages": [{{"role": "assistant", "content": [{USE}]}}]'),
+)
+
+
+@pytest.mark.parametrize(("model", "place", "field"), FREE)
+def test_a_number_that_json_lacks_is_refused_at_its_place(model: type[BaseModel], place: str, field: str) -> None:
+    """Also deep in a value of any kind, where a template would have written it into the prompt."""
+    name = field[1 : field.index('"', 1)]
+    others = "".join(f"{json.dumps(key)}:{json.dumps(one)}," for key, one in BODIES[model].items() if key != name)
+    for number in ("NaN", "Infinity", "-Infinity", "1e400", "[1, [NaN]]", '{"y": {"z": -1e999}}'):
+        _, refusal = taken_or_refused(model, f"{{{others}{field.replace('*', number)}}}".encode())
+        assert refusal is not None, number
+        assert str(refusal.body.error.param).startswith(place), refusal
+        assert "finite" in str(refusal), refusal
+    body, _ = taken_or_refused(model, f"{{{others}{field.replace('*', '1e300')}}}".encode())
+    assert body is not None
+
+
 @pytest.fixture(scope="module")
 def served() -> ServedModel:
     config = EngineConfig()

@@ -12,7 +12,7 @@ from typing import Annotated
 
 import msgspec
 from fastapi import APIRouter, Request, Response
-from pydantic import Field, JsonValue
+from pydantic import Field
 
 from engine.frontend.http.body_reader import BodyReader, unless_gone
 from engine.frontend.http.description import Description
@@ -27,7 +27,7 @@ from engine.frontend.protocols.openai.bodies import (
     template_arguments_in,
 )
 from engine.frontend.protocols.openai.requests import requested_lora
-from engine.frontend.schema.native import NullableBody, OnlyFalse, RuledBody, TokenIds, parse_body
+from engine.frontend.schema.native import FreeJson, NullableBody, OnlyFalse, RuledBody, TokenIds, parse_body
 from engine.frontend.sessions.requests import ServedModel, check_vocabulary, tokenize
 
 TOKENIZE = "tokenize"
@@ -50,7 +50,7 @@ class TokenizeBody(RuledBody, NullableBody):
     )
     add_generation_prompt: bool = Field(default=True, description="only for messages: end where the reply begins")
     continue_final_message: OnlyFalse = Field(default=False, description="not honoured: only false")
-    chat_template_kwargs: dict[str, JsonValue] = Field(default={}, description="variables of the chat template")
+    chat_template_kwargs: dict[str, FreeJson] = Field(default={}, description="variables of the chat template")
     return_token_strs: bool = Field(default=False, description="also return the vocabulary's spelling of each token")
 
     def broken_rules(self) -> Iterator[tuple[str, str]]:

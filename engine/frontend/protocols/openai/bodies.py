@@ -24,6 +24,7 @@ from engine.frontend.schema.native import (
     MAX_RID_CHARS,
     MAX_TOP_LOGPROBS,
     Choices,
+    FreeJson,
     GrammarText,
     JsonObjectFormat,
     JsonSchemaFormat,
@@ -287,7 +288,7 @@ class FunctionBody(NullableBody):
 
     name: str = Field(min_length=1, max_length=MAX_NAME_CHARS)
     description: str | None = None
-    parameters: dict[str, JsonValue] | None = None
+    parameters: dict[str, FreeJson] | None = None
     strict: bool = Field(default=False, description="every call of it follows its schema; required calls always do")
 
 
@@ -368,7 +369,7 @@ def _arguments(written: str) -> JsonValue:
     if not written.strip():
         return {}
     try:
-        value: JsonValue = from_json(written)
+        value: JsonValue = from_json(written, allow_inf_nan=False)
     except ValueError:
         return written
     return value if isinstance(value, dict) else written
@@ -446,14 +447,14 @@ class ChatBody(OpenAiBody):
     max_completion_tokens: int | None = Field(None, ge=1, le=MAX_INT32)
     logprobs: bool = False
     top_logprobs: int = Field(0, ge=0, le=MAX_TOP_LOGPROBS, description="only with logprobs=true")
-    chat_template_kwargs: dict[str, JsonValue] = Field(
+    chat_template_kwargs: dict[str, FreeJson] = Field(
         default={}, description="variables of the model's chat template, such as enable_thinking"
     )
     add_generation_prompt: bool | None = Field(
         None, description="false: the prompt ends with the last message; left out: false if that message is continued"
     )
     continue_final_message: bool = Field(default=False, description="the output continues the last message")
-    documents: Annotated[list[dict[str, JsonValue]], Field(max_length=MAX_MESSAGES)] = Field(
+    documents: Annotated[list[dict[str, FreeJson]], Field(max_length=MAX_MESSAGES)] = Field(
         default=[], description="for a chat template that shows documents"
     )
     tools: Annotated[list[ToolBody], Field(fail_fast=True)] = Field(

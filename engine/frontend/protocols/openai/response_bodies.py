@@ -25,6 +25,7 @@ from engine.frontend.schema.native import (
     MAX_DESCRIPTION_CHARS,
     MAX_INT32,
     MAX_TOP_LOGPROBS,
+    FreeJson,
     NullableBody,
     OnlyFalse,
     RequestFields,
@@ -53,7 +54,7 @@ class InputText(_Given):
     type: Literal["input_text", "output_text", "text"]
     text: str
     annotations: _Nothing | None = None
-    logprobs: list[JsonValue] | None = Field(None, description="from a reply; no effect")
+    logprobs: list[FreeJson] | None = Field(None, description="from a reply; no effect")
 
 
 class RefusalText(_Given):
@@ -136,7 +137,7 @@ class ResponseToolBody(NullableBody):
     type: Literal["function"]
     name: str = Field(min_length=1, max_length=MAX_NAME_CHARS)
     description: str | None = None
-    parameters: dict[str, JsonValue] | None = None
+    parameters: dict[str, FreeJson] | None = None
     strict: bool = Field(default=False, description="every call of it follows its schema")
 
 
@@ -157,7 +158,7 @@ class SchemaFormat(NullableBody):
     type: Literal["json_schema"]
     name: str = Field(min_length=1, max_length=64)
     description: str | None = Field(None, max_length=MAX_DESCRIPTION_CHARS)
-    json_schema: dict[str, JsonValue] = Field(alias="schema")
+    json_schema: dict[str, FreeJson] = Field(alias="schema")
     strict: bool = True
 
 
@@ -193,7 +194,7 @@ class ResponseBody(RequestFields, SamplingFields, NullableBody):
     text: TextOptions = TextOptions()
     reasoning: ReasoningOptions = ReasoningOptions()
     stream_options: ResponseStreamOptions | None = None
-    chat_template_kwargs: dict[str, JsonValue] = Field(default={}, description="variables of the chat template")
+    chat_template_kwargs: dict[str, FreeJson] = Field(default={}, description="variables of the chat template")
     store: OnlyFalse = Field(default=False, description="nothing is stored: only false, also if left out")
     previous_response_id: None = Field(None, description="nothing is stored: send the items of earlier replies")
     conversation: None = Field(None, description="nothing is stored: send the items of the conversation")

@@ -465,7 +465,13 @@ def _columns(
     """Return tokens and their logprobs in the format of completions."""
 
     def spell_top(entry: _Said) -> dict[str, float] | None:
-        return None if entry.logprob is None else {texts.text_of(token): v for token, v in top_of(entry).items()}
+        if entry.logprob is None:
+            return None
+        best: dict[str, float] = {}
+        for token_id, logprob in top_of(entry).items():
+            # Of tokens with the same text the most likely one is shown.
+            best.setdefault(texts.text_of(token_id), logprob)
+        return best
 
     return (
         (yield from spelled(entries, 1, lambda entry: texts.text_of(entry.token_id))),
