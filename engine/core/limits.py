@@ -26,6 +26,7 @@ class ModelFacts(msgspec.Struct, frozen=True, kw_only=True):
     ``window_kv_bytes_per_token`` is for the window layers and ``kv_bytes_per_token`` for all others, 0 without any;
     ``draft_kv_bytes_per_token`` is a draft model's share of these. ``embedding_size`` is the length of the vectors of
     an embedding model, 0 for a model that generates text; without ``shares_prefixes`` every prompt is computed whole.
+    ``kv_origin`` is a digest of what its KV depends on; empty for an engine that exchanges no KV.
     """
 
     name: str
@@ -39,6 +40,7 @@ class ModelFacts(msgspec.Struct, frozen=True, kw_only=True):
     eos_token_ids: tuple[int, ...] = ()
     embedding_size: int = 0
     shares_prefixes: bool = True
+    kv_origin: str = ""
 
     def with_draft(self, draft: ModelFacts) -> ModelFacts:
         """Add the KV of a draft model to the model's own. Raises ConfigError for a draft model that does not fit."""
@@ -92,7 +94,8 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True):
     are the configured LoRAs, by name and path; ``max_loras`` is 0 for an engine without LoRAs. ``waiting_timeout_s``
     and ``max_gap_s`` are in seconds, ``max_gap_steps`` in steps of decodes, None for no limit; at most one of the two
     gaps is set. ``embedding_size`` is 0 for a model that generates text. With ``prefills`` the engine computes prompts
-    for decode engines; a decode engine ``receives`` them, and waits up to ``prefill_timeout_s``.
+    for decode engines; a decode engine ``receives`` them, and waits up to ``prefill_timeout_s``. ``kv_origin`` is the
+    model's.
     """
 
     pp_size: int
@@ -134,6 +137,7 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True):
     prefills: bool = False
     receives: bool = False
     prefill_timeout_s: float = 30.0
+    kv_origin: str = ""
 
     @classmethod
     def of(cls, config: EngineConfig, facts: ModelFacts, total_tokens: int | None = None) -> Limits:
@@ -168,6 +172,7 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True):
             "embedding_size": facts.embedding_size,
             "prefills": config.role == "prefill",
             "receives": config.role == "decode",
+            "kv_origin": facts.kv_origin,
         }
         limits = cls(**same | resolved | _speculation_of(config))
         return limits._with_window_pages(config, facts) if facts.window_tokens else limits

@@ -14,6 +14,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import msgspec
 from safetensors import SafetensorError
 
 from engine.core.config import EMBEDDED_MODEL, OPENVINO_BLOCK_TOKENS, EngineConfig, embedded_seed, has_embedded_window
@@ -259,6 +260,11 @@ def read_kv_origin(folder: Path, config: EngineConfig) -> KVOrigin:
         fields=tuple((name, text if len(text) <= _MAX_VALUE_CHARS else _short_digest(text)) for name, text in fields),
         weights=f"{_weights_of(folder)}{rounded}",
     )
+
+
+def kv_origin_digest(config: EngineConfig) -> str:
+    """Return a digest of the origin of the KV that this engine computes. Raises CheckpointError like the origin."""
+    return _short_digest(msgspec.json.encode(read_kv_origin(resolve_folder(config), config)).decode())
 
 
 def _described(folder: Path) -> dict[str, object]:

@@ -18,9 +18,11 @@ from engine.core.errors import CheckpointError
 
 # More than the longest index of a checkpoint.
 MAX_JSON_BYTES: Final = 64 * 2**20
-# What a digest reads of a weight. Another revision of a model has other values almost everywhere.
+# What a digest reads of a weight, and of all of them together: 32 MiB, unless there are more weights than that has
+# parts. Another revision of a model has other values almost everywhere.
 _SAMPLES: Final = 16
 _SAMPLE_BYTES: Final = 4096
+_MOST_SAMPLES: Final = 8192
 _DIGEST_BYTES: Final = 16
 _HEADER_LENGTH_BYTES: Final = 8
 
@@ -67,13 +69,14 @@ def stored_tensors(folder: Path) -> Iterator[tuple[str, str, list[int]]]:
 
 
 def weights_digest(folder: Path) -> str:
-    """Return a digest of a folder's safetensors: names, types and shapes, and 16 parts of 4 KiB of each weight.
+    """Return a digest of a folder's safetensors: names, types and shapes, and up to 16 parts of 4 KiB of each weight.
 
-    The parts are evenly spaced, the ends included; a weight of up to 64 KiB is read whole. Does not depend on how the
-    weights are divided into files. Propagates the library's errors.
+    The parts are evenly spaced, fewer of each weight if there are many; a weight of no more bytes is read whole. Does
+    not depend on how the weights are divided into files. Propagates the library's errors.
     """
-    samples = {}
-    for path in sorted(folder.glob("*.safetensors")):
+    paths, samples = sorted(folder.glob("*.safetensors")), {}
+    parts = min(_SAMPLES, max(1, _MOST_SAMPLES // max(1, sum(1 for _ in stored_tensors(folder)))))
+    for path in paths:
         with safe_open(path, framework="numpy") as checked, path.open("rb") as file:
             length = int.from_bytes(file.read(_HEADER_LENGTH_BYTES), "little")
             header = json.loads(file.read(length))
@@ -81,16 +84,18 @@ def weights_digest(folder: Path) -> str:
             for name in checked.keys():  # noqa: SIM118 - a file of tensors is no mapping
                 start, end = header[name]["data_offsets"]
                 about = json.dumps([header[name]["dtype"], header[name]["shape"]]).encode()
-                samples[name] = hashlib.blake2b(about + _sampled(file.fileno(), data + start, data + end)).digest()
+                values = _sampled(file.fileno(), data + start, data + end, parts)
+                samples[name] = hashlib.blake2b(about + values).digest()
     state = hashlib.blake2b(digest_size=_DIGEST_BYTES)
     for name, sample in sorted(samples.items()):
         state.update(f"{name}\0".encode() + sample)
     return state.hexdigest()
 
 
-def _sampled(file: int, start: int, end: int) -> bytes:
-    """Read evenly spaced parts of a file's bytes, or all if they are few."""
-    if end - start <= _SAMPLES * _SAMPLE_BYTES:
+def _sampled(file: int, start: int, end: int, parts: int) -> bytes:
+    """Read evenly spaced ``parts`` of a file's bytes, or all if they are few."""
+    if end - start <= parts * _SAMPLE_BYTES:
         return os.pread(file, end - start, start)
     last = end - start - _SAMPLE_BYTES
-    return b"".join(os.pread(file, _SAMPLE_BYTES, start + last * part // (_SAMPLES - 1)) for part in range(_SAMPLES))
+    places = [start + last * part // (parts - 1) for part in range(parts)] if parts > 1 else [start + last // 2]
+    return b"".join(os.pread(file, _SAMPLE_BYTES, place) for place in places)

@@ -21,8 +21,9 @@ class Load(msgspec.Struct, frozen=True, kw_only=True):
 
     The first five fields are SGLang's. ``num_reqs`` requests have not finished, ``num_waiting_reqs`` of them are in the
     queue. ``num_pending_tokens`` uncached tokens must be launched before all of them decode; ``num_tokens`` adds the
-    tokens that requests hold. ``step`` is the scheduler's step that the numbers describe. Routing depends on the fields
-    without a default.
+    tokens that requests hold. ``step`` is the scheduler's step that the numbers describe. ``kv_origin`` is a digest of
+    what the engine's KV depends on; empty if it sends none, or after an update of its weights. Routing depends on the
+    fields without a default.
     """
 
     dp_rank: Count = 0
@@ -38,11 +39,12 @@ class Load(msgspec.Struct, frozen=True, kw_only=True):
     step: Count = 0
     weights_version: Count
     version: Name = ""
+    kv_origin: Name = ""
     role: Name
     sleep_level: SleepLevel
 
     @classmethod
-    def of(cls, stats: EngineStats, *, role: str, version: str) -> Load:
+    def of(cls, stats: EngineStats, *, role: str, version: str, kv_origin: str = "") -> Load:
         return cls(
             num_reqs=stats.alive,
             num_waiting_reqs=stats.waiting,
@@ -56,6 +58,7 @@ class Load(msgspec.Struct, frozen=True, kw_only=True):
             step=stats.step,
             weights_version=stats.weights_version,
             version=version,
+            kv_origin="" if stats.weights_version else kv_origin,
             role=role,
             sleep_level=stats.sleep_level,
         )

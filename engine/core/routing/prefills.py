@@ -77,7 +77,7 @@ class Prefills:
     """The prefill engines of one decode engine, by their URLs. ``now`` returns seconds of a monotonic clock.
 
     ``capacity`` is the maximum number of prompts of one engine at a time. ``retry_s=0`` ignores the health of engines.
-    An engine with another page size or ``version`` is not used.
+    An engine with another page size, ``version`` or ``kv_origin`` is not used.
     """
 
     def __init__(
@@ -88,8 +88,10 @@ class Prefills:
         now: Callable[[], float],
         retry_s: float = FIRST_RETRY_S,
         version: str = "",
+        kv_origin: str = "",
     ) -> None:
         self._page_size = page_size
+        self._kv_origin = kv_origin
         self._version = version
         self._retry_s = retry_s
         self._now = now
@@ -240,6 +242,12 @@ class Prefills:
             return f"must be version {self._version!r} as this engine, got {load.version!r}; run the same on both"
         if load.page_size != self._page_size:
             return f"must have page_size={self._page_size} as this engine, got {load.page_size}; give both the same"
+        # After an update the scheduler compares the weights with each prompt.
+        if load.kv_origin and self._kv_origin not in ("", load.kv_origin):
+            return (
+                f"must have the model and weights of this engine, {self._kv_origin}, got {load.kv_origin}; give both "
+                "the same revision of the checkpoint, and the same --weights"
+            )
         return None
 
     def busy(self, url: str) -> None:

@@ -279,7 +279,7 @@ def _client_of(settings: ServerSettings, limits: Limits, folder: PrivateDir, tra
 
     capacity = settings.max_running_requests + settings.max_queued_requests
     now, retry_s = MonotonicClock().now, settings.prefill_retry_s
-    prefills = Prefills(settings.prefill_urls, limits.page_size, capacity, now, retry_s, __version__)
+    prefills = Prefills(settings.prefill_urls, limits.page_size, capacity, now, retry_s, __version__, limits.kv_origin)
     client = EngineClient(folder.path, tracing, prefills)
     to = functools.partial(kv_addresses, folder.path, settings.pp_size)
     client.prefill_client = PrefillClient(prefills, settings, limits.page_size, to, client.sessions.send)

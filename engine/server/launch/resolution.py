@@ -13,6 +13,8 @@ import os
 import resource
 from pathlib import Path
 
+import msgspec
+
 from engine.core.config import embedded_seed, loras_of, require_lora_names
 from engine.core.errors import ConfigError, StartupError
 from engine.core.limits import Limits, ModelFacts, embedded_facts
@@ -112,9 +114,11 @@ def resolve(settings: ServerSettings) -> tuple[ServerSettings, ModelFacts, Limit
     """
     from engine.model.backend import takes_openvino, with_its_pages
     from engine.model.capacity import measure_kv_tokens, require_memory
-    from engine.model.checkpoint import read_all_facts
+    from engine.model.checkpoint import kv_origin_digest, read_all_facts
 
     facts = read_all_facts(settings)
+    if settings.role != "both":
+        facts = msgspec.structs.replace(facts, kv_origin=kv_origin_digest(settings))
     settings = with_its_pages(settings)
     if settings.placement != "local":
         # Other machines compute; each reports its backend and capacity once it has joined.

@@ -463,7 +463,7 @@ def test_load_is_of_this_moment(play, monkeypatch: pytest.MonkeyPatch) -> None:
             "dp_rank": 0, "num_reqs": 7, "num_waiting_reqs": 3, "num_running_reqs": 4, "num_tokens": 420,
             "num_pending_tokens": 100, "free_pages": 20, "cached_pages": 10, "total_pages": 50, "page_size": 16,
             "step": 9, "weights_version": 2, "role": "both",
-            "sleep_level": 0,
+            "sleep_level": 0, "kv_origin": "",
         }  # fmt: skip
 
     play(scene)

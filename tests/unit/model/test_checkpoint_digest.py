@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
 from pathlib import Path
 from typing import Any
@@ -13,6 +14,7 @@ from safetensors.torch import load_file, save_file
 
 from engine.core.config import EngineConfig
 from engine.core.errors import CheckpointError
+from engine.model import checkpoint_files
 from engine.model.checkpoint import checkpoint_digest, read_kv_origin, resolve_folder
 from engine.model.checkpoint_files import weights_digest
 
@@ -75,6 +77,28 @@ def test_parts_of_a_large_weight_are_read_at_both_ends(tmp_path: Path, dtype: to
     changed[0, place] = 1
     save_file({"a": torch.ones(3), "large": changed}, tmp_path / "x.safetensors")
     assert weights_digest(tmp_path) != first
+
+
+def test_the_more_weights_there_are_the_less_is_read_of_each(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A model with a hundred thousand experts would take minutes from a disk far away; each weight counts still."""
+    monkeypatch.setattr(checkpoint_files, "_MOST_SAMPLES", 40)
+    read, pread = list[int](), os.pread
+
+    def counted(file: int, size: int, place: int) -> bytes:
+        read.append(size)
+        return pread(file, size, place)
+
+    monkeypatch.setattr(os, "pread", counted)
+    for count, most in ((2, 16), (4, 10), (30, 1), (80, 1)):
+        weights = {str(at): torch.zeros(1, 20_000) for at in range(count)}
+        save_file(weights, tmp_path / "x.safetensors")
+        read.clear()
+        first = weights_digest(tmp_path)
+        assert len(read) == count * most
+        assert sum(read) == len(read) * 4096
+        weights[str(count - 1)][0, 10_000] = 1
+        save_file(weights, tmp_path / "x.safetensors")
+        assert (weights_digest(tmp_path) != first) is (most == 1)
 
 
 def test_the_origin_of_kv_names_what_differs(folder: Path) -> None:

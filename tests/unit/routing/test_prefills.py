@@ -18,15 +18,17 @@ from engine.core.messages import (
     SamplingParams,
     TokenOutput,
 )
+from engine.core.routing.load import Load
 from engine.core.routing.prefills import FIRST_RETRY_S, LONGEST_RETRY_S, NEWS_INTERVAL_S, Prefills
+from engine.core.stats import EngineStats
 from scripted.core.mutant import Mutant
 from scripted.core.schedule import Schedule
 from scripted.search.execution import execute
 
 A, B = "http://127.0.0.1:1", "http://127.0.0.1:2"
 PAGE = 4
-VERSION = "1.2.3"
-LOAD = msgspec.structs.replace(IDLE_LOAD, role="prefill", page_size=PAGE, version=VERSION)
+VERSION, ORIGIN = "1.2.3", "0a"
+LOAD = msgspec.structs.replace(IDLE_LOAD, role="prefill", page_size=PAGE, version=VERSION, kv_origin=ORIGIN)
 
 
 class Scene:
@@ -34,7 +36,7 @@ class Scene:
 
     def __init__(self, capacity: int = 100) -> None:
         self.now = 100.0
-        self.prefills = Prefills((A, B), PAGE, capacity, lambda: self.now, version=VERSION)
+        self.prefills = Prefills((A, B), PAGE, capacity, lambda: self.now, version=VERSION, kv_origin=ORIGIN)
         self._rids = iter(range(10_000))
         self._transfers = iter(range(1, 10_000))
         for url in (A, B):
@@ -125,6 +127,10 @@ def test_nobody_is_asked_before_it_was_met() -> None:
         ({"role": "both"}, "got one with role='both'; start it with --role prefill"),
         ({"version": "0.9"}, "must be version '1.2.3' as this engine, got '0.9'; run the same on both"),
         ({"page_size": 32}, "must have page_size=4 as this engine, got 32; give both the same"),
+        (
+            {"kv_origin": "ff"},
+            "must have the model and weights of this engine, 0a, got ff; give both the same revision",
+        ),
     ],
 )
 def test_an_engine_that_can_be_no_partner_is_named_and_not_asked(fields: dict[str, Any], words: str) -> None:
@@ -138,6 +144,18 @@ def test_an_engine_that_can_be_no_partner_is_named_and_not_asked(fields: dict[st
     assert words in why
     scene.prefills.met(A, LOAD)
     assert scene.prefills.why_not(A) == ""
+
+
+def test_an_engine_with_updated_weights_is_met_and_asked() -> None:
+    """Its digest is of the weights of the start; the scheduler compares the weights with each prompt."""
+    numbers = {name: 0 for name in EngineStats.__struct_fields__ if name != "paused"}
+    scene, stats = Scene(), EngineStats(paused=None, **numbers)
+    updated = msgspec.structs.replace(stats, weights_version=1)
+    for one, origin in ((stats, ORIGIN), (updated, "")):
+        load = Load.of(one, role="prefill", version=VERSION, kv_origin=ORIGIN)
+        assert load.kv_origin == origin
+        scene.prefills.met(A, msgspec.structs.replace(load, page_size=PAGE))
+        assert scene.prefills.why_not(A) == ""
 
 
 def test_a_lost_engine_is_asked_when_it_was_met_again() -> None:

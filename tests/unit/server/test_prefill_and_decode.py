@@ -408,7 +408,7 @@ def test_kv_over_tcp_needs_the_secret(parent: PreloadedParent, tmp_path: Path, i
 @pytest.mark.parametrize(
     ("values", "words"),
     [
-        ({"model": "embedded:9"}, "the weights of the model must be the same on both engines, got"),
+        ({"model": "embedded:9"}, "must have the model and weights of this engine, "),
         ({"page_size": 32}, "must have page_size=16 as this engine, got 32; give both the same"),
     ],
 )
@@ -428,4 +428,6 @@ def test_a_partner_of_another_model_is_named_and_costs_no_answer(
             return words in decode.log
 
         until(is_told, "the log names the partner and what differs", every_s=0.2)
+        # It is told before any prompt is sent there.
+        assert not metric(decode, "prefills_failed_total")
         assert decode.stats()["pages_received"] == 0

@@ -135,7 +135,7 @@ def add_information(
 ) -> None:
     _add_model(router, settings, served, description)
     _add_server(router, settings, served, client, state, description)
-    _add_counters(router, settings, client, metrics, description)
+    _add_counters(router, settings, served, client, metrics, description)
 
 
 def _add_model(router: APIRouter, settings: ServerSettings, served: ServedModel, description: Description) -> None:
@@ -192,15 +192,22 @@ def _add_server(
 
 
 def _add_counters(
-    router: APIRouter, settings: ServerSettings, client: EngineClient, metrics: Metrics, description: Description
+    router: APIRouter,
+    settings: ServerSettings,
+    served: ServedModel,
+    client: EngineClient,
+    metrics: Metrics,
+    description: Description,
 ) -> None:
+    origin = served.limits.kv_origin
+
     @router.get("/get_load", **description.route(answer=Load, is_list=True, tag=INFORMATION))
     async def get_load() -> Response:
         """Report the load to a router: SGLang's fields, in a list with one entry. 503 if the scheduler is silent."""
         stats = await client.stats(STATS_TIMEOUT_S)
         if stats is None:
             raise ApiError.unavailable(f"the scheduler did not answer within {STATS_TIMEOUT_S:g} s; try again")
-        return json_answer([Load.of(stats, role=settings.role, version=__version__)])
+        return json_answer([Load.of(stats, role=settings.role, version=__version__, kv_origin=origin)])
 
     @router.get("/metrics", **description.route(tag=INFORMATION))
     async def prometheus() -> Response:
