@@ -5,13 +5,15 @@ Owns the point at which an object becomes a call: its name is known, and its arg
 
 from __future__ import annotations
 
+import functools
 import re
 from collections.abc import Collection, Mapping, Sequence
 from typing import Final
 
-from engine.frontend.text.incoming_text import IncomingText, Reading
+from engine.frontend.text.incoming_text import Emit, IncomingText, Reading
 from engine.frontend.text.tools.argument_schemas import Properties
 from engine.frontend.text.tools.call_parts import CallParts
+from engine.frontend.text.tools.called_names import NAMESPACE
 from engine.frontend.text.tools.closing_tags import is_closer
 from engine.frontend.text.tools.json_values import (
     LITERAL,
@@ -25,16 +27,6 @@ from engine.frontend.text.tools.json_values import (
     read_value,
     skip_comment,
 )
-
-
-def read_arguments(text: IncomingText, parts: CallParts, stops: Sequence[str]) -> Reading[None]:
-    """Read the object of a call that has begun, and end the call.
-
-    Closing brackets that the model forgot are added, unless the text was cut.
-    """
-    missing = yield from JsonValue(text, parts.argue, stops).read()
-    if not missing or text.has_stopped or (yield from text.peek()):
-        parts.end(missing)
 
 
 def read_other_arguments(text: IncomingText) -> Reading[str]:
@@ -67,6 +59,47 @@ _NOTES: Final = frozenset((NAME, FUNCTION, "type", "id"))
 # The kind of a call; a parameter of the same name has another value.
 _KIND: Final = f'"{FUNCTION}"'
 _COMMAS = re.compile(r"[\s,]*")
+# More than the name of a tool and the keys of a call.
+_LONGEST_OPENING: Final = 256
+
+
+def read_arguments(
+    text: IncomingText, parts: CallParts, stops: Sequence[str], tool: str, declared: Properties
+) -> Reading[None]:
+    """Read the object of a call of ``tool`` that has begun, and end the call.
+
+    Closing brackets that the model forgot are added, unless the text was cut.
+    """
+    missing = yield from _read_object_of(text, parts.argue, stops, tool, declared)
+    if not missing or text.has_stopped or (yield from text.peek()):
+        parts.end(missing)
+
+
+def _read_object_of(
+    text: IncomingText, emit: Emit, stops: Sequence[str], tool: str, declared: Properties, *, enclosing: int = 0
+) -> Reading[str]:
+    """Read the arguments of a call, and return the closers that they lack.
+
+    If the object is the whole call once more, the arguments are in it.
+    """
+    opening = ""
+    if declared.keys().isdisjoint((NAME, *ARGUMENTS)):
+        opening = (yield from text.judged(functools.partial(_call_again, tool), _LONGEST_OPENING)) or ""
+    text.take(len(opening))
+    missing = yield from JsonValue(text, emit, stops, enclosing=enclosing + bool(opening)).read()
+    if opening and not missing:
+        yield from text.run(SPACE)
+        text.take(int((yield from text.peek()) == "}"))
+    return missing
+
+
+def _call_again(tool: str, ahead: str, more: bool) -> str | None:
+    """Return what stands before the arguments if a text is a call of this tool; None if that depends on ``more``."""
+    written = "".join(ahead.split())
+    openings = [f'{{"{NAME}":"{space}{tool}","{key}":{{' for space in ("", NAMESPACE) for key in ARGUMENTS]
+    if not any(written.startswith(one) for one in openings):
+        return None if more and any(one.startswith(written) for one in openings) else ""
+    return ahead[: ahead.index("{", 1)]
 
 
 class CallObject:
@@ -295,8 +328,10 @@ class CallObject:
             self._arguments = "".join(kept)
             return True
         self._begin(self._name)
-        text = self._text
-        missing = yield from JsonValue(text, self._argue, self._stops, enclosing=self._enclosing).read()
+        text, declared = self._text, self._properties.get(self._name, {})
+        missing = yield from _read_object_of(
+            text, self._argue, self._stops, self._name, declared, enclosing=self._enclosing
+        )
         self._is_whole = not missing
         if missing:
             self._argue("")

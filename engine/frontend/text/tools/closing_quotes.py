@@ -98,6 +98,8 @@ class ClosingQuote:
             return None
         if after[:1] in (",", ";"):
             following = self._past_comments(after[1:])
+            while self._in_object and following[:1] == ",":
+                following = self._past_comments(following[1:])
             # A semicolon before a bracket is in code, too.
             if after[0] == ";" and following[:1] in ("}", "]"):
                 return self._ends_values(following)

@@ -278,7 +278,12 @@ class JsonValue:
         return bool((yield from self._text.judged(judged, MOST_AHEAD)))
 
     def _separate(self) -> None:
-        """Hold a comma back until something follows it. A semicolon is one that was written wrong."""
+        """Hold a comma back until something follows it. A semicolon is one that was written wrong.
+
+        One in an object that no entry precedes separates nothing; in a list, an item may be missing before it.
+        """
+        if self._next is _Next.KEY:
+            return
         self._pass("")
         self._held, self._closed = ",", False
         self._wants_key = self._due[-1] == "}"

@@ -17,11 +17,13 @@ _ESCAPES = {"n": "\n", "t": "\t", "r": "\r", "b": "\b", "f": "\f", "a": "\a", "v
 _CODES = {"x": 2, "u": 4, "U": 8}
 _CLOSING = {"[": "]", "(": ")", "{": "}"}
 
+_SIGNS_OF_NUMBERS: Final = "0123456789+-."
 # The prefixes of strings that have a value as they are written.
 _PREFIXES = frozenset("rRuUbB")
 # Returns whether the call ends at this position.
 Ends = Callable[[], Reading[bool]]
 _CLOSERS = frozenset(_CLOSING.values())
+_COMMAS = re.compile(r"[\s,]*")
 _LAST_CODE = 0x10FFFF
 _SURROGATES = range(0xD800, 0xE000)
 
@@ -40,6 +42,9 @@ def read_python_value(text: IncomingText, emit: Emit, ends: Ends, depth: int = 0
     if word in _PREFIXES and (yield from text.peek()) in QUOTES:
         return (yield from _read_string(text, emit, raw=word in "rR"))
     found = _literal(word)
+    if found is None and word and word[0] in _SIGNS_OF_NUMBERS and (text.has_stopped or (yield from text.peek())):
+        # What only begins like a number, such as a date, is a text.
+        found = f'"{escaped(word)}"'
     emit(found or "")
     return found is not None
 
@@ -51,7 +56,8 @@ def _read_items(text: IncomingText, emit: Emit, ends: Ends, depth: int) -> Readi
     emit("{" if is_dict else "[")
     is_first = True
     while True:
-        yield from text.run(SPACE)
+        # A comma without an entry before it separates nothing in a dict; in a list, an item may be missing.
+        yield from text.run(_COMMAS if is_dict else SPACE)
         character = yield from text.peek()
         if character in _CLOSERS or (yield from ends()):
             # Another bracket closes the value around this one.

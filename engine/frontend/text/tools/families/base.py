@@ -177,19 +177,20 @@ class CallParser(PartReader):
         yield from text.run(SPACE)
         if (yield from text.peek()) == "{":
             self._begin(name)
-            yield from self._read_whole_arguments("")
+            yield from self._read_whole_arguments(name)
             if in_parentheses:
                 yield from text.run(SPACE)
                 text.take(int((yield from text.peek()) == ")"))
             return False
         return (yield from self._read_named(name, arguments, closer=")" if in_parentheses else ">"))
 
-    def _read_whole_arguments(self, given: str) -> Reading[None]:
+    def _read_whole_arguments(self, name: str, given: str = "") -> Reading[None]:
         """Read the object of a call that has begun, unless its whole arguments are ``given``; the call ends with it."""
         if given:
             self._parts.give(given)
         else:
-            yield from read_arguments(self._text, self._parts, self.markers + self.separators)
+            stops, declared = self.markers + self.separators, self._properties.get(name, {})
+            yield from read_arguments(self._text, self._parts, stops, name, declared)
 
     def _read_others(self, ends: Sequence[str], *, may_end: bool = True) -> Reading[str]:
         """Read arguments that do not begin as an object; a call that ends before them has none.

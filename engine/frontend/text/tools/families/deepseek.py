@@ -97,7 +97,7 @@ class DeepSeekParser(SectionParser):
             return False
         text.unmark()
         self._parts.begin(name)
-        yield from self._read_whole_arguments(given)
+        yield from self._read_whole_arguments(name, given)
         yield from self._read_end()
         return True
 

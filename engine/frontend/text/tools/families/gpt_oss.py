@@ -130,7 +130,7 @@ class GptOssParser(CallParser):
             if not given:
                 return False
         self._begin(name)
-        yield from self._read_whole_arguments(given)
+        yield from self._read_whole_arguments(name, given)
         yield from self._read_end()
         return True
 

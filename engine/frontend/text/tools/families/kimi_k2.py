@@ -81,7 +81,7 @@ class KimiK2Parser(SectionParser):
             self._give_back()
             return False
         self._begin(name)
-        yield from self._read_whole_arguments(given)
+        yield from self._read_whole_arguments(name, given)
         yield from self._read_end()
         return True
 

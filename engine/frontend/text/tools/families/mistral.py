@@ -95,7 +95,7 @@ class MistralParser(CallParser):
             return
         text.unmark()
         self._parts.begin(name, call_id)
-        yield from self._read_whole_arguments(given)
+        yield from self._read_whole_arguments(name, given)
         yield from self._skip_fence_end()
         yield from self._read_between()
 

@@ -130,7 +130,7 @@ class Qwen3CoderParser(CallParser):
             has_names = yield from self._read_given(name, arguments)
             yield from text.run(_AFTER_ARGUMENTS)
             if not has_names:
-                yield from self._skip_closer(END_FUNCTION)
+                yield from self._skip_closers(END_FUNCTION)
                 yield from text.run(SPACE)
                 yield from self._skip_closers(CLOSE)
                 return
@@ -155,7 +155,7 @@ class Qwen3CoderParser(CallParser):
                 return
             opener = ""
         yield from text.run(SPACE)
-        closed = yield from self._skip_closer(END_FUNCTION)
+        closed = yield from self._skip_closers(END_FUNCTION)
         yield from text.run(SPACE)
         closed = (yield from self._skip_closers(CLOSE)) or closed
         if closed or text.has_stopped or (yield from text.peek()):
