@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 class _Request:
-    __slots__ = ("blocks", "known", "prompt", "replays_from")
+    __slots__ = ("blocks", "known", "next", "prompt", "replays_from")
 
     def __init__(self, blocks: Sequence[Sequence[int]], known: int, prompt: int, replays_from: int) -> None:
         # One table per group of layers.
@@ -30,6 +30,8 @@ class _Request:
         self.prompt = prompt
         # Where the window before its prefix hit begins; 0 if none of it is recomputed.
         self.replays_from = replays_from
+        # The position after its last share as version 2 counts it itself: -1 if guesses decide on it, None before.
+        self.next: int | None = None
 
 
 def tables_of_groups(
@@ -92,7 +94,14 @@ class RunnerView:
                 )
             request = self._requests[rid]
             drafts = plan.scheduled_spec_decode_tokens.get(rid, ())
-            unknown = rid in guessing and request.known is None
+            start = starts[rid]
+            if request.known is None and rid in guessing:
+                start = -1
+            elif request.known is None and request.next is not None:
+                start = request.next
+            if self._version == 2:
+                # It takes the plan's position only where a request begins or resumes.
+                request.next = -1 if start < 0 or drafts else start + count
             blocks = tuple(request.blocks[0])
             if self._host is not None:
                 blocks = self._host.read_from(rid, request.blocks, starts[rid], starts[rid] + count)
@@ -102,7 +111,7 @@ class RunnerView:
             shares.append(
                 Share(
                     rid=rid_of(rid),
-                    start=-1 if unknown else starts[rid],
+                    start=start,
                     count=count,
                     block_ids=blocks,
                     crossed=tuple(request.blocks[-1]) if self._settings.is_encoder_decoder else None,

@@ -269,6 +269,31 @@ def test_the_runner_keeps_block_tables_from_what_plans_say() -> None:
     assert runner.shares_of(resumed, {"a"})[0] == Share(rid="a", start=0, count=7, block_ids=(2, 4), known_tokens=7)
 
 
+def started(version: int, *plans: Any) -> list[int]:
+    """Return where each share of these plans begins."""
+    runner = RunnerView(VllmSettings(model_runner=version, num_speculative_tokens=1), None)
+    return [share.start for one in plans for share in runner.shares_of(one, ())]
+
+
+@pytest.mark.parametrize(("version", "starts"), [(1, [0, 0, 0, 0]), (2, [0, 5, 0, 5])])
+def test_version_2_goes_back_only_where_a_request_begins(version: int, starts: list[int]) -> None:
+    """After a failed load the scheduler goes back; version 2 of the runner counts its own positions."""
+    first = plan(scheduled_new_reqs=[new("a", 3, 1)], num_scheduled_tokens={"a": 5})
+    back = plan(scheduled_cached_reqs=cached("a", None, start=0), num_scheduled_tokens={"a": 2})
+    again = plan(finished_req_ids={"a"}, scheduled_new_reqs=[new("a", 5, 6)], num_scheduled_tokens={"a": 5})
+    assert started(version, first, back, again, back) == starts
+
+
+@pytest.mark.parametrize(("version", "start"), [(1, 0), (2, -1)])
+def test_version_2_goes_on_where_its_guesses_ended(version: int, start: int) -> None:
+    guessed = {"a": [9]}
+    first = plan(
+        scheduled_new_reqs=[new("a", 3, 1)], num_scheduled_tokens={"a": 6}, scheduled_spec_decode_tokens=guessed
+    )
+    back = plan(scheduled_cached_reqs=cached("a", None, start=0), num_scheduled_tokens={"a": 2})
+    assert started(version, first, back, back) == [0, start, start]
+
+
 @pytest.mark.parametrize(
     ("version", "first", "second", "what"),
     [

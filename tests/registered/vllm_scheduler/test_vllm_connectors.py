@@ -33,7 +33,8 @@ register_cpu_ci(est_time=150, suite="vllm-cpu")
 
 PAGE = (Path(__file__).parents[3] / "benchmarks/tables/defects.md").read_text(encoding="utf-8")
 LOADS = "kv_connector=async kv_load_failure_policy=recompute"
-LOADS_NOW = "kv_connector=sync kv_load_failure_policy=recompute"
+# Version 2 of the runner does not go back after a failed load, whatever the scheduler does.
+LOADS_NOW = "model_runner=1 kv_connector=sync kv_load_failure_policy=recompute"
 
 
 @pytest.mark.parametrize(
@@ -79,10 +80,7 @@ def test_what_stands_until_another_event_is_found_where_it_stands(monkeypatch: p
 
 @pytest.mark.parametrize(
     ("workload", "what"),
-    [
-        ("vllm-loads-tight", "something waits forever"),
-        ("vllm-loads-now-async", "but has 9 tokens, those in flight included"),
-    ],
+    [("vllm-loads-tight", "something waits forever"), ("vllm-loads-now-async", "but alone it says")],
 )
 def test_the_search_finds_what_a_failed_load_leaves(workload: str, what: str) -> None:
     """Both findings need one failed load among the events of the workload."""
