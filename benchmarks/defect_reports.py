@@ -11,6 +11,7 @@ import argparse
 import json
 import os
 import re
+import runpy
 import subprocess
 import sys
 import tempfile
@@ -21,7 +22,6 @@ from typing import Final
 import msgspec
 
 from lockstep.interruption import interruptible
-from scripted.sdk import SchedulerAdapter
 
 _ROOT: Final = Path(__file__).resolve().parents[1]
 _REPORTS: Final = _ROOT / "docs" / "reports"
@@ -50,8 +50,8 @@ finally:
     for file in filter(os.path.exists, made):
         os.remove(file)
 """
-# A vLLM package that was built for another device takes the CPU with this.
-_ENVIRONMENT: Final = {"VLLM_TARGET_DEVICE": "cpu"}
+# With these an engine that was built for another device takes the CPU.
+_ENVIRONMENT: Final = {"VLLM_TARGET_DEVICE": "cpu", "SGLANG_USE_CPU_ENGINE": "1"}
 
 
 # The releases that a report names, first the one that its fix is for.
@@ -112,16 +112,16 @@ def _side(body: Sequence[str], other: str) -> str:
     return "\n".join(line[1:] for line in body if line[:1] != other)
 
 
-def mended(report: Report, python: str, folder: Path, first: str = "") -> dict[str, str]:
-    """Write the fixed modules of the engine that Python finds after ``first``; return their files by module.
+def mended(report: Report, python: str, folder: Path, source: Path | None = None) -> dict[str, str]:
+    """Write the fixed modules of the engine in ``source``, or of the installed one; return their files by module.
 
     Raises ValueError for a fix that does not fit that engine.
     """
     files = {}
     for number, (path, hunks) in enumerate(report.hunks.items()):
         package, name = path.partition("/")[0], path.removesuffix(".py").replace("/", ".")
-        code = f"{first}\nimport importlib.util; print(importlib.util.find_spec({package!r}).origin)"
-        origin = Path(_output([python, "-c", code], folder)[1].split()[-1])
+        code = f"import importlib.util; print(importlib.util.find_spec({package!r}).origin)"
+        origin = Path(_output([python, "-c", code], folder, source)[1].split()[-1])
         text = (origin.parents[1] / path).read_text(encoding="utf-8")
         for old, new in hunks:
             if text.count(old) != 1:
@@ -132,27 +132,29 @@ def mended(report: Report, python: str, folder: Path, first: str = "") -> dict[s
     return files
 
 
-def _output(command: Sequence[str], folder: Path | None = None) -> tuple[int, str]:
-    """Return a command's exit status and output; -1 for one that does not end in time."""
+def _output(command: Sequence[str], folder: Path | None = None, source: Path | None = None) -> tuple[int, str]:
+    """Return a command's exit status and output; -1 for one that does not end in time.
+
+    Its modules are those of ``source`` and the installed ones, in the processes that it starts too: vLLM looks at a
+    model in another process, and keeps what it sees for later runs of the same release.
+    """
+    environment = _ENVIRONMENT | os.environ
+    environment.pop("PYTHONPATH", None)
+    if source is not None:
+        environment["PYTHONPATH"] = str(source.resolve())
     try:
         done = subprocess.run(  # noqa: S603 - files that we wrote
-            command,
-            cwd=folder,
-            env=_ENVIRONMENT | os.environ,
-            capture_output=True,
-            text=True,
-            timeout=_LIMIT_S,
-            check=False,
+            command, cwd=folder, env=environment, capture_output=True, text=True, timeout=_LIMIT_S, check=False
         )
     except subprocess.TimeoutExpired:
         return -1, f"no end within {_LIMIT_S} s"
     return done.returncode, done.stdout + done.stderr
 
 
-def row_of(report: Report, python: str, version: str, first: str = "", prepare: str = "") -> str:
+def row_of(report: Report, python: str, version: str, source: Path | None = None, prepare: str = "") -> str:
     """Run a report's script without and with its fix; skip the report of other releases than ``version``.
 
-    ``first`` are statements that choose the engine's package, ``prepare`` those that make its imports possible.
+    ``source`` has the engine's package, if it is not the installed one; ``prepare`` makes its imports possible.
     """
     lines = len(report.script.splitlines())
     mend = sum(
@@ -164,38 +166,34 @@ def row_of(report: Report, python: str, version: str, first: str = "", prepare: 
         folder = Path(name)
         script = folder / "script.py"
         script.write_text(report.script, encoding="utf-8")
-        command = [python, "-c", f"{first}\n{prepare}\n{_RUN}", str(script)]
-        red, said = _output([*command, "{}"], folder)
+        command = [python, "-c", f"{prepare}\n{_RUN}", str(script)]
+        red, said = _output([*command, "{}"], folder, source)
         words = "red" if red == 1 and report.printed in said else f"NOT RED ({red}): {said.strip()[-400:]}"
         try:
-            files = mended(report, python, folder, first)
+            files = mended(report, python, folder, source)
         except ValueError as exc:
             words += f", {exc}" if version == report.versions[0] else f", the fix is for {report.versions[0]}"
         else:
-            green, after = _output([*command, json.dumps(files)], folder)
+            green, after = _output([*command, json.dumps(files)], folder, source)
             words += ", green with the fix" if green == 0 else f", NOT GREEN ({green}): {after.strip()[-400:]}"
     return f"| {report.name} | {lines} | {mend} | {words} |"
 
 
-def version_of(package: str, python: str, first: str = "") -> str:
-    """Return the release of the package that Python finds after ``first``, without a local part such as ``+cpu``.
+def version_of(package: str, python: str, source: Path | None = None) -> str:
+    """Return the release of the package in ``source``, or of the installed one, without a part such as ``+cpu``.
 
     Raises ValueError if it finds none.
     """
-    status, said = _output([python, "-c", f"{first}\n{_VERSION}", package])
+    status, said = _output([python, "-c", _VERSION, package], source=source)
     if status:
         raise ValueError(f"{python} finds no package {package}: {said.strip()[-200:]}")
     return said.split()[-1].partition("+")[0]
 
 
 def _prepared(name: str) -> str:
-    """Return the statements that make the imports of an adapter's engine possible."""
-    from scripted.core.adapters import adapter_named
-
-    adapter = adapter_named(name)
-    if not isinstance(adapter, SchedulerAdapter) or not adapter.standalone:
-        return ""
-    return "\n".join([*adapter.standalone.first, adapter.standalone.prepare])
+    """Return the statements that make the imports of an adapter's engine possible, without importing the engine."""
+    stubs = _ROOT / "adapters" / f"scripted_{name}" / "stubs.py"
+    return str(runpy.run_path(str(stubs))["PREPARE"]) if stubs.exists() else ""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -207,11 +205,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--only", default="", help="run only the report of this name")
     asked = parser.parse_args(arguments)
     prepare = _prepared(asked.adapter)
-    first = "" if asked.source is None else f"import sys; sys.path.insert(0, {str(asked.source.resolve())!r})"
-    version = version_of(asked.adapter, asked.python, first)
+    version = version_of(asked.adapter, asked.python, asked.source)
     rows = []
     for page in sorted(_REPORTS.glob(f"{asked.adapter}-{asked.only.removeprefix(f'{asked.adapter}-')}*.md")):
-        rows.append(row_of(read_report(page), asked.python, version, first, prepare))
+        rows.append(row_of(read_report(page), asked.python, version, asked.source, prepare))
         sys.stdout.write(f"{rows[-1]}\n")
         sys.stdout.flush()
     ran = [row for row in rows if f"| {SKIPPED}: " not in row]

@@ -74,7 +74,7 @@ class _Turns(Standalone):
     # The loop gets no results; clients' answers are in ``turns``.
     update = ""
     first = ("import os", "", 'os.environ.setdefault("SGLANG_USE_CPU_ENGINE", "1")', "")
-    prepare = f"import runpy; runpy.run_path({str(Path(stubs.__file__))!r})['install']()"
+    prepare = stubs.PREPARE
 
     @property
     def engine(self) -> str:

@@ -14,6 +14,8 @@ from collections.abc import Callable, Sequence
 from typing import Any, Final
 
 STUBBED: Final = ("IPython", "sgl_kernel", "torchvision", "triton")
+# The statements that make SGLang's imports possible where this project cannot be imported.
+PREPARE: Final = f"import runpy; runpy.run_path({__file__!r})['install']()"
 
 
 class _Names(type):

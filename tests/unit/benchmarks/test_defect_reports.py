@@ -45,14 +45,14 @@ def _report(folder: Path, *, script: str = SCRIPT, size: int = 1) -> Path:
     return page
 
 
-def _release(folder: Path, version: str) -> str:
-    """Write a package of this release; return the statement that finds it first."""
+def _release(folder: Path, version: str) -> Path:
+    """Write a package of this release; return the folder."""
     (folder / "vllm").mkdir()
     (folder / "vllm" / "__init__.py").touch()
     (folder / "vllm" / "sizes.py").write_text("SIZE = 1\n")
     (folder / f"vllm-{version}.dist-info").mkdir()
     (folder / f"vllm-{version}.dist-info" / "METADATA").write_text(f"Name: vllm\nVersion: {version}+cpu\n")
-    return f"import sys; sys.path.insert(0, {str(folder)!r})"
+    return folder
 
 
 def test_a_report_names_its_releases(tmp_path: Path) -> None:
@@ -78,8 +78,8 @@ def test_the_release_is_that_of_the_folder(tmp_path: Path) -> None:
     ],
 )
 def test_a_row_says_how_a_report_ends(tmp_path: Path, version: str, script: str, size: int, words: str) -> None:
-    first = _release(tmp_path, version)
-    row = row_of(read_report(_report(tmp_path, script=script, size=size)), sys.executable, version, first)
+    source = _release(tmp_path, version)
+    row = row_of(read_report(_report(tmp_path, script=script, size=size)), sys.executable, version, source)
     assert f"| {words}" in row
 
 
@@ -87,6 +87,15 @@ def test_a_script_runs_on_the_cpu(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     """A vLLM package of another device is red for the report's reason, not because it finds no device."""
     monkeypatch.delenv("VLLM_TARGET_DEVICE", raising=False)
     script = f"import os\nassert os.environ['VLLM_TARGET_DEVICE'] == 'cpu', 'no device'\n{SCRIPT}"
+    report = read_report(_report(tmp_path, script=script))
+    assert "| red, green with the fix |" in row_of(report, sys.executable, "0.33.0", _release(tmp_path, "0.33.0"))
+
+
+def test_a_process_of_a_script_has_the_folders_package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With another release vLLM's look at a model in a process of its own failed, and was repeated in each run."""
+    monkeypatch.setenv("PYTHONPATH", str(Path(defect_reports.__file__).parents[1]))
+    child = "import importlib.util as of, vllm.sizes; assert of.find_spec('benchmarks') is None"
+    script = f'import subprocess, sys\nsubprocess.run([sys.executable, "-c", "{child}"], check=True)\n{SCRIPT}'
     report = read_report(_report(tmp_path, script=script))
     assert "| red, green with the fix |" in row_of(report, sys.executable, "0.33.0", _release(tmp_path, "0.33.0"))
 
@@ -105,8 +114,8 @@ def test_the_shared_memory_of_a_script_is_removed(tmp_path: Path) -> None:
 
 
 def test_the_fix_is_made_in_the_folders_package(tmp_path: Path) -> None:
-    first = _release(tmp_path, "0.33.0")
-    files = mended(read_report(_report(tmp_path)), sys.executable, tmp_path, first)
+    source = _release(tmp_path, "0.33.0")
+    files = mended(read_report(_report(tmp_path)), sys.executable, tmp_path, source)
     assert Path(files["vllm.sizes"]).read_text() == "SIZE = 2\n"
 
 
