@@ -14,11 +14,14 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
 import httpx
 import psutil
+
+from lockstep.process_control import die_with_parent
 
 __all__ = ["Family", "engine_process", "free_port", "process_cpu_s"]
 
@@ -51,7 +54,10 @@ class Family:
             stack.callback(os.sched_setaffinity, 0, ours)
             pipes = {"stdout": output or subprocess.DEVNULL, "stderr": output} | more
             self.process: subprocess.Popen[Any] = subprocess.Popen(  # noqa: S603 - our own commands, in the user's environments
-                command, env={**os.environ, **(environment or {})}, **pipes
+                command,
+                env={**os.environ, **(environment or {})},
+                preexec_fn=partial(die_with_parent, os.getpid(), signal.SIGTERM),
+                **pipes,
             )
 
     def said(self) -> str:

@@ -256,7 +256,8 @@ def _become(order: dict[str, Any], fds: list[int], path: list[str], forker: int)
 
 def _take_files(fds: list[int], pass_fds: list[int], forker: int) -> int:
     """Give the files their numbers and close all others; returns the connection for further orders."""
-    from engine.process.inheritance import close_inherited_files, die_with_parent
+    from engine.process.inheritance import close_inherited_files
+    from lockstep.process_control import die_with_parent
 
     above = 1000
     moved = [fcntl.fcntl(fd, fcntl.F_DUPFD_CLOEXEC, above) for fd in fds]
@@ -333,7 +334,7 @@ def _commands() -> Iterator[str]:
 
 
 def main(orders_fd: int) -> None:
-    from engine.process.inheritance import die_with_parent
+    from lockstep.process_control import die_with_parent
 
     die_with_parent(os.getppid(), signal.SIGKILL)
     _preload()

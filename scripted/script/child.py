@@ -8,7 +8,6 @@ from __future__ import annotations
 import bdb
 import builtins
 import contextlib
-import ctypes
 import faulthandler
 import gc
 import os
@@ -24,11 +23,10 @@ from pathlib import Path
 from types import FrameType
 from typing import Any, Final, NoReturn
 
+from lockstep.process_control import adopt_orphans, die_with_parent
 from scripted.script.handled_signals import is_handling
 from scripted.script.watchdog import Patience, cpu_s_of, ran_or_waited_s
 
-_PR_SET_PDEATHSIG: Final = 1
-_PR_SET_CHILD_SUBREAPER: Final = 36
 # On this signal the child writes its stacks, even inside a C call.
 _SHOW_STACKS: Final = signal.SIGUSR2
 _STACKS_WITHIN_S: Final = 5.0
@@ -74,14 +72,15 @@ def run_in_child(work: Callable[[], bytes], timeout_s: float, *, is_busy: bool =
             stream.flush()  # otherwise both processes would write the rest of the buffer
     reader, writer = Pipe(duplex=False)
     stacks = os.memfd_create("stacks")
-    before = set(_children_of(os.getpid()))
-    _prctl(_PR_SET_CHILD_SUBREAPER, 1)  # processes that outlive the child become children of this one
+    parent = os.getpid()
+    before = set(_children_of(parent))
+    adopt_orphans()  # processes that outlive the child become children of this one
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", DeprecationWarning)  # forking with threads: the child never joins them
             child = os.fork()
         if not child:
-            _be_child(work, writer, stacks)
+            _be_child(work, writer, stacks, parent)
         writer.close()
         try:
             patience = Patience(timeout_s, lambda: cpu_s_of(child), lambda: ran_or_waited_s(child)) if is_busy else None
@@ -92,7 +91,7 @@ def run_in_child(work: Callable[[], bytes], timeout_s: float, *, is_busy: bool =
             raise ChildDied(status, message[1:].decode("utf-8", "replace"))
         return message[1:]
     finally:
-        _prctl(_PR_SET_CHILD_SUBREAPER, 0)
+        adopt_orphans(adopt=False)
         reader.close()
         os.close(stacks)
 
@@ -156,18 +155,14 @@ def _children_of(process: int) -> Iterator[int]:
             yield from map(int, task.read_text(encoding="ascii").split())
 
 
-def _prctl(option: int, value: int) -> None:
-    ctypes.CDLL(None).prctl(option, value, 0, 0, 0)
-
-
 # -- in the child --
 
 
-def _be_child(work: Callable[[], bytes], writer: Connection, stacks: int) -> NoReturn:
+def _be_child(work: Callable[[], bytes], writer: Connection, stacks: int, parent: int) -> NoReturn:
     """Send the result of ``work`` and wait to be killed. A process that ``work`` forked exits here."""
     child = os.getpid()
     try:
-        _prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+        die_with_parent(parent, signal.SIGKILL)
         os.setpgid(0, 0)
         signal.signal(signal.SIGTTOU, signal.SIG_IGN)  # lets a background group write to the terminal
         gc.freeze()  # a collection would touch, and so copy, the pages of all objects of the parent

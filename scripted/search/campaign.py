@@ -8,6 +8,7 @@ from __future__ import annotations
 import gc
 import itertools
 import multiprocessing
+import os
 import signal
 import time
 from collections.abc import Callable, Iterator
@@ -15,6 +16,7 @@ from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wai
 from contextlib import ExitStack, contextmanager
 from typing import Final
 
+from lockstep.process_control import die_with_parent
 from scripted.search.generated import generated_target
 from scripted.search.ray_pool import ray_pool
 from scripted.search.units import Coverage, Finding, SearchPlan, Unit, UnitResult, forget_targets, run_unit, strategy_of
@@ -159,7 +161,7 @@ class Campaign:
     def _run_in_processes(self, units: Iterator[Unit]) -> bool:
         # Spawned: forking a process with threads, such as a progress bar's, may hang.
         context = multiprocessing.get_context("spawn")
-        with ProcessPoolExecutor(self._plan.jobs, context, _begin, (self._plan,)) as pool:
+        with ProcessPoolExecutor(self._plan.jobs, context, _begin, (self._plan, os.getpid())) as pool:
             try:
                 return self._run_in(units, lambda unit: self._submitted(pool, unit), self._plan.jobs)
             finally:
@@ -225,7 +227,8 @@ def _rare_collections() -> Iterator[None]:
         gc.set_threshold(*before)
 
 
-def _begin(plan: SearchPlan) -> None:
-    """Initialize a worker process."""
+def _begin(plan: SearchPlan, parent: int) -> None:
+    """Initialize a worker process, which ends with its parent: it has both ends of its own queues."""
+    die_with_parent(parent, signal.SIGKILL)
     _for_life.enter_context(_rare_collections())
     _for_life.enter_context(plan.switched_on())

@@ -33,8 +33,8 @@ from rich.table import Table
 from stalls import stalled_s
 from victim import Victim
 
-from engine.process.inheritance import die_with_parent
 from engine.server.launch.preload import PreloadedParent
+from lockstep.process_control import die_with_parent
 
 P = ParamSpec("P")
 Done = TypeVar("Done")

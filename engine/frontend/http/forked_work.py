@@ -28,8 +28,9 @@ from typing import Final, NoReturn, Protocol, Self
 import msgspec
 
 from engine.frontend.schema.errors import ApiError, ErrorDetail, ErrorType
-from engine.process.inheritance import close_inherited_files, die_with_parent, name_process
+from engine.process.inheritance import close_inherited_files
 from engine.process.signals import leave_stops_to_the_supervisor
+from lockstep.process_control import die_with_parent, name_process
 
 # Bodies of all clients together use at most two cores and twice the memory of a worker; checks have two more workers.
 WORKERS_AT_ONCE: Final = 2

@@ -29,7 +29,7 @@ from engine.pipeline.stage_process import run_stage_process
 from engine.pipeline.wires import StageWires
 from engine.process.control import STAGE_PREFIX, Control, Dying, ProcessDied, Shutdown
 from engine.process.death import EXIT_FAILED, describe_status
-from engine.process.inheritance import die_with_parent, take_no_input
+from engine.process.inheritance import take_no_input
 from engine.process.links.connection import LinkAddress
 from engine.process.links.endpoint import Endpoint
 from engine.process.links.listener import LinkListener, bound_at
@@ -58,6 +58,7 @@ from engine.server.placement.messages import (
     decode_to_agent,
 )
 from lockstep.output_files import keep_private
+from lockstep.process_control import die_with_parent
 
 EXIT_OK: Final = 0
 ANY_STAGE: Final = -1

@@ -28,9 +28,10 @@ from engine.process.control import (
     decode_child_message,
 )
 from engine.process.death import EXIT_FAILED
-from engine.process.inheritance import close_inherited_files, die_with_parent, name_process, take_no_input
+from engine.process.inheritance import close_inherited_files, take_no_input
 from engine.process.signals import STACK_SIGNAL, leave_stops_to_the_supervisor
 from engine.process.watched import WatchedProcess
+from lockstep.process_control import die_with_parent, name_process
 
 ChildMain = Callable[[Control], None]
 

@@ -25,7 +25,7 @@ import psutil
 
 from engine.core.frames import BadFrameError
 from engine.process.death import EXIT_FAILED
-from engine.process.inheritance import adopt_orphans, close_inherited_files, die_with_parent
+from engine.process.inheritance import close_inherited_files
 from engine.process.links.secret import read_secret
 from engine.process.settings import ServerSettings
 from engine.process.signals import SignalWatch
@@ -43,6 +43,7 @@ from engine.server.launch.preload import (
 )
 from engine.server.launch.supervisor import supervise
 from lockstep.interruption import EXIT_INTERRUPTED
+from lockstep.process_control import adopt_orphans, die_with_parent
 
 # Time for a supervisor to end its own processes.
 SERVERS_GRACE_S = 3.0

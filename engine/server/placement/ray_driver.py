@@ -28,7 +28,6 @@ from engine import __version__
 from engine.core.errors import PlacementError
 from engine.process.control import Control, Ready, Serving
 from engine.process.death import EXIT_FAILED
-from engine.process.inheritance import name_process
 from engine.process.links.endpoint import Endpoint, parse_endpoint
 from engine.process.logs import configure_logging
 from engine.process.settings import ServerSettings
@@ -36,6 +35,7 @@ from engine.process.signals import STACK_SIGNAL, leave_stops_to_the_supervisor
 from engine.server.placement.ray_actor import AgentEnd, Place, StageHost
 from engine.server.placement.ray_order import NICENESS, RAY, RayOrder
 from lockstep.output_files import keep_private
+from lockstep.process_control import name_process
 
 LOOPBACK: Final = "127.0.0.1"
 LOCAL: Final = "local"

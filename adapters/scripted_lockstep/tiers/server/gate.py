@@ -21,8 +21,8 @@ from engine.core.frames import BadFrameError
 from engine.core.messages import encode
 from engine.process.control import ProcessDied
 from engine.process.control import Shutdown as SupervisorShutdown
-from engine.process.inheritance import adopt_orphans
 from engine.server.scheduler_process.gate_context import GateContext
+from lockstep.process_control import adopt_orphans
 from scripted.core.clock import VirtualClock
 from scripted.core.refusals import ScriptDefinitionError
 from scripted.report.failure import FailureKind, FailureReport
