@@ -203,7 +203,7 @@ def _compiled(definition: ast.FunctionDef | ast.AsyncFunctionDef, before: CodeTy
     flags = before.co_flags & __future__.annotations.compiler_flag
     code = compile(ast.Module(body, []), before.co_filename, "exec", flags, dont_inherit=True)
     wanted = (before.co_name, before.co_firstlineno)
-    return next(one for one in _codes_in(code) if (one.co_name, one.co_firstlineno) == wanted)
+    return next(one for one in codes_in(code) if (one.co_name, one.co_firstlineno) == wanted)
 
 
 def _scope(text: str, body: list[ast.stmt]) -> ast.stmt:
@@ -214,12 +214,13 @@ def _scope(text: str, body: list[ast.stmt]) -> ast.stmt:
 
 
 def _globals_in(code: CodeType) -> set[str]:
-    codes = (code, *_codes_in(code))
-    return {step.argval for one in codes for step in dis.get_instructions(one) if step.opname == "LOAD_GLOBAL"}
+    steps = (step for one in codes_in(code) for step in dis.get_instructions(one))
+    return {step.argval for step in steps if step.opname == "LOAD_GLOBAL"}
 
 
-def _codes_in(code: CodeType) -> Iterator[CodeType]:
+def codes_in(code: CodeType) -> Iterator[CodeType]:
+    """Yield a code object and the code of all functions and classes nested in it."""
+    yield code
     for constant in code.co_consts:
         if isinstance(constant, CodeType):
-            yield constant
-            yield from _codes_in(constant)
+            yield from codes_in(constant)

@@ -116,7 +116,7 @@ class Answers:
         value = getattr(owner, attribute)
         if self._t is None or not self._belongs_to_engine(owner) or attribute in _GIVEN:
             return value
-        if isinstance(value, types.MethodType) or callable(value):
+        if callable(value):
             return self._method(owner, attribute, value)
         if sys._getframe(2).f_code.co_name == "<lambda>":  # noqa: SLF001 - a condition that a wait asks
             self._awaited.add(id(owner))

@@ -73,7 +73,7 @@ def run_in_child(work: Callable[[], bytes], timeout_s: float, *, is_busy: bool =
     reader, writer = Pipe(duplex=False)
     stacks = os.memfd_create("stacks")
     parent = os.getpid()
-    before = set(_children_of(parent))
+    before = set(children_of(parent))
     adopt_orphans()  # processes that outlive the child become children of this one
     try:
         with warnings.catch_warnings():
@@ -142,14 +142,15 @@ def _end(child: int, before: set[int]) -> int:
     """Kill the child, then the processes that it leaves, which this process adopts. Returns the child's status."""
     os.kill(child, signal.SIGKILL)
     status = os.waitpid(child, 0)[1]
-    while left := set(_children_of(os.getpid())) - before:
+    while left := set(children_of(os.getpid())) - before:
         for one in left:
             os.kill(one, signal.SIGKILL)
             os.waitpid(one, 0)
     return status
 
 
-def _children_of(process: int) -> Iterator[int]:
+def children_of(process: int) -> Iterator[int]:
+    """Yield the child processes that a process has not waited for, adopted ones included."""
     for task in Path(f"/proc/{process}/task").glob("*/children"):
         with contextlib.suppress(OSError):  # a thread that has ended
             yield from map(int, task.read_text(encoding="ascii").split())

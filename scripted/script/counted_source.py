@@ -274,10 +274,7 @@ def _called(call: ast.Call) -> str:
 
 def _hook(name: str, *arguments: int | ast.expr) -> ast.Call:
     values = [ast.Constant(argument) if isinstance(argument, int) else argument for argument in arguments]
-    function: ast.expr = ast.Name(HOOKS, ast.Load())
-    for part in name.split("."):
-        function = ast.Attribute(function, part, ast.Load())
-    return ast.Call(function, values, [])
+    return ast.Call(ast.Attribute(ast.Name(HOOKS, ast.Load()), name, ast.Load()), values, [])
 
 
 def _statement(name: str, number: int, node: ast.stmt) -> ast.stmt:

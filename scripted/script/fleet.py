@@ -12,6 +12,7 @@ from typing import Generic, Protocol, TypeVar, runtime_checkable
 
 from scripted.core.errors import BadCall
 from scripted.core.violation import Violation
+from scripted.script.static_checks import check_count
 
 
 def role_in(roles: Mapping[str, str], name: object) -> str:
@@ -204,9 +205,7 @@ class BaseFleet(Generic[_M]):
 
     def slow(self, sender: str, receiver: str, steps: int) -> None:
         """Delay the messages from one engine to another by this many steps from now on."""
-        if not isinstance(steps, int) or isinstance(steps, bool) or steps < 0:
-            raise BadCall(f"fleet.slow() takes steps >= 0, got {steps!r}")
-        self._link(sender, receiver).delay = steps
+        self._link(sender, receiver).delay = check_count("fleet.slow()", "steps", steps, least=0)
 
     def cut(self, one: str, other: str) -> None:
         """Cut the links between two engines: messages on them are lost, and both engines learn of it."""

@@ -221,13 +221,10 @@ def _captured() -> Iterator[Callable[[_Passed | _Failed | _Refused], _Ended]]:
     logging.root.handlers[:] = [kept]
     raised: list[Warned] = []
 
-    def note_unraisable(lost: Any) -> None:
+    def note(lost: Any) -> None:
         raised.append(_lost(lost.exc_type, lost.exc_traceback))
 
-    def note_in_thread(lost: Any) -> None:
-        raised.append(_lost(lost.exc_type, lost.exc_traceback))
-
-    sys.unraisablehook, threading.excepthook = note_unraisable, note_in_thread
+    sys.unraisablehook = threading.excepthook = note
     with warnings.catch_warnings(record=True) as caught:
 
         def ended(how: _Passed | _Failed | _Refused) -> _Ended:

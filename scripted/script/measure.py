@@ -22,6 +22,7 @@ from typing import Any, Final, TypeGuard
 
 import msgspec
 
+from scripted.core.edits import codes_in
 from scripted.core.errors import BadCall
 from scripted.core.installed import is_in_harness
 from scripted.core.phrases import path_of
@@ -350,13 +351,8 @@ def _functions_of(names: dict[str, object]) -> Iterator[types.FunctionType]:
 def _functions_in(code: types.CodeType) -> dict[tuple[str, int], types.CodeType | None]:
     """Return the code of each function in a file, by name and line; None for two lambdas on one line."""
     found: dict[tuple[str, int], types.CodeType | None] = {}
-    left = [code]
-    while left:
-        for constant in left.pop().co_consts:
-            if isinstance(constant, types.CodeType):
-                key = _key(constant)
-                found[key] = None if key in found else constant
-                left.append(constant)
+    for one in codes_in(code):
+        found[_key(one)] = None if _key(one) in found else one
     return found
 
 

@@ -6,7 +6,6 @@ It restores nothing: a changed server is replaced.
 
 from __future__ import annotations
 
-import contextlib
 import decimal
 import gc
 import locale
@@ -23,12 +22,12 @@ import types
 import warnings
 from collections.abc import Callable, Iterable, Iterator
 from enum import Enum
-from pathlib import Path
 from typing import Final
 
 import msgspec
 
 from scripted.core.installed import harness_packages
+from scripted.script.child import children_of
 
 _PACKAGES: Final = ("engine", "lockstep", *harness_packages())
 # Packages whose modules are compared.
@@ -109,7 +108,7 @@ class ProcessState:
         self._settings = {name: read() for name, read in _SETTINGS.items()}
         self._configs = [(one, dict(vars(one))) for one in configs]
         self._threads = set(threading.enumerate())
-        self._children = _children()
+        self._children = set(children_of(os.getpid()))
         self._modules = dict(sys.modules)
         self._code = _note_code()
 
@@ -120,7 +119,7 @@ class ProcessState:
             *("its configuration" for one, before in self._configs if vars(one) != before),
             *(f"sys.modules ({name})" for name, one in self._modules.items() if sys.modules.get(name) is not one),
             *(f"a thread, {one.name}, still runs" for one in threading.enumerate() if self._is_left(one)),
-            *(f"a process, {pid}, still runs" for pid in _children() - self._children),
+            *(f"a process, {pid}, still runs" for pid in children_of(os.getpid()) if pid not in self._children),
             *self._code.changes(),
         ]
 
@@ -209,12 +208,3 @@ def _find_tables(owners: list[object], names: list[str]) -> Iterator[tuple[str, 
             for key, value in vars(owner).items():
                 if key.isupper() and type(value) in (dict, list):
                     yield f"{name}.{key}", value, value.copy()
-
-
-def _children() -> set[int]:
-    """Return the child processes that this process has not waited for, adopted ones included."""
-    found: set[int] = set()
-    for task in Path("/proc/self/task").glob("*/children"):
-        with contextlib.suppress(OSError):  # the thread has ended
-            found.update(map(int, task.read_text(encoding="ascii").split()))
-    return found

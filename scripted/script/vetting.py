@@ -21,13 +21,12 @@ from dataclasses import dataclass, field
 from logging import handlers
 from pathlib import Path
 from queue import Queue, SimpleQueue
-from types import CodeType
 from typing import Any, Final, NamedTuple, Protocol, runtime_checkable
 
 import msgspec
 
 from scripted.core.adapters import adapter_named
-from scripted.core.edits import EditDoesNotFit
+from scripted.core.edits import EditDoesNotFit, codes_in
 from scripted.core.errors import RequestRefused
 from scripted.core.mutant import HasMutants, switched_on
 from scripted.core.phrases import plural
@@ -516,9 +515,9 @@ def _silence() -> None:
     sys.stdout = sys.stderr = nothing
     for handler in _handlers():
         if _leaves(handler):
-            handler.addFilter(_drop)
+            handler.addFilter(lambda _: False)
     for kind, sends in _SENDERS:
-        setattr(kind, sends, _send_nothing)
+        setattr(kind, sends, lambda *_: None)
 
 
 def _handlers() -> Iterator[logging.Handler]:
@@ -538,14 +537,6 @@ def _leaves(handler: logging.Handler) -> bool:
         case handlers.QueueHandler():
             return not isinstance(handler.queue, Queue | SimpleQueue)
     return False
-
-
-def _drop(_: logging.LogRecord) -> bool:
-    return False
-
-
-def _send_nothing(*_: object) -> None:
-    """Stand for a method that sends a record."""
 
 
 def _may_be_a_mistake(count: str) -> bool:
@@ -570,15 +561,8 @@ def _asks_for(text: str, modes: frozenset[str]) -> bool:
 
 def _unused(script: ScriptFunction, arguments: Mapping[str, object]) -> Iterator[str]:
     """Yield parameters that the script never reads, except fixtures, which may be there for their effect."""
-    read = {one.argval for code in _codes_of(code_of(script)) for one in dis.get_instructions(code) if _reads(one)}
+    read = {one.argval for code in codes_in(code_of(script)) for one in dis.get_instructions(code) if _reads(one)}
     yield from (name for name, value in arguments.items() if isinstance(value, _PLAIN) and name not in read)
-
-
-def _codes_of(code: CodeType) -> Iterator[CodeType]:
-    yield code
-    for constant in code.co_consts:
-        if isinstance(constant, CodeType):
-            yield from _codes_of(constant)
 
 
 def _reads(instruction: dis.Instruction) -> bool:

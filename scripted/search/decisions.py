@@ -20,6 +20,7 @@ from pathlib import Path
 from types import CodeType, FrameType, FunctionType
 from typing import Any, Final, NamedTuple, TypeAlias
 
+from scripted.core.edits import codes_in
 from scripted.core.protocol import Adapter
 from scripted.core.refusals import HarnessError, ScriptDefinitionError
 from scripted.core.run import Phase, Run
@@ -213,7 +214,7 @@ def _functions(packages: Collection[str]) -> Mapping[CodeType, FunctionType]:
             members = list(vars(value).values()) if isinstance(value, type) and value.__module__ == name else [value]
             for function in filter(None, map(_function_of, members)):
                 if function.__module__ == name:
-                    found.update(dict.fromkeys(_nested(function.__code__), function))
+                    found.update(dict.fromkeys(codes_in(function.__code__), function))
     return found
 
 
@@ -232,10 +233,3 @@ def _function_of(member: object) -> FunctionType | None:
             break
         member = inner
     return member if isinstance(member, FunctionType) else None
-
-
-def _nested(code: CodeType) -> Iterator[CodeType]:
-    yield code
-    for one in code.co_consts:
-        if isinstance(one, CodeType):
-            yield from _nested(one)
