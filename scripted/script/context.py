@@ -129,15 +129,11 @@ class BaseContext(Asked):
     # -- for verbs --
 
     @property
-    def _run(self) -> Any:
+    def run(self) -> Any:
+        """The run that the script drives: for verbs."""
         if self._driven is None:
             raise BadCall("this t belongs to a script that has ended; use the t that the running script was given")
         return self._driven
-
-    @property
-    def run(self) -> Any:
-        """The run that the script drives: for verbs."""
-        return self._run
 
     def next_rid(self) -> str:
         """Return a rid for a request without its own."""
@@ -149,7 +145,7 @@ class BaseContext(Asked):
         if not isinstance(r, BaseRequest):
             several = "; for several write run_until_all_finished" if isinstance(r, (list, tuple)) else ""
             raise BadCall(f"{call} takes a handle, the value of t.start_req(...), got {r!r}{several}")
-        handles = self._run.handles
+        handles = self.run.handles
         if not any(r is known for known in (*handles.all, *handles.several)):
             raise BadCall(f"{call} takes a handle of this script, got {r!r} of another one")
 
@@ -158,7 +154,7 @@ class BaseContext(Asked):
         if not isinstance(r, str):
             self.check_handle(call, r)
         rid = r if isinstance(r, str) else r.rid
-        if rid not in self._run.handles.known_rids():
+        if rid not in self.run.handles.known_rids():
             self.count_ineffective("aborts of rids that never were")
         return rid
 
@@ -178,18 +174,18 @@ class BaseContext(Asked):
             frame = None if frame.f_code.co_filename == _EXECUTION else frame.f_back
         # Code typed into a shell or passed to eval has no file.
         if frame is not None and not frame.f_code.co_filename.startswith("<"):
-            self._lines.append((self._run.step + 1, frame.f_code.co_filename, frame.f_lineno))
+            self._lines.append((self.run.step + 1, frame.f_code.co_filename, frame.f_lineno))
 
     def note_failure(self) -> None:
         """Note that the next batch will fail, so that a failure that meets no batch is counted."""
-        self._failures_ordered.append(self._run.step)
+        self._failures_ordered.append(self.run.step)
 
     # -- queries --
 
     @property
     def scheduler(self) -> Any:
         """The live scheduler, which a script may inspect without limits."""
-        return self._run.scheduler
+        return self.run.scheduler
 
     @property
     def clock(self) -> ScriptClock:
@@ -199,22 +195,22 @@ class BaseContext(Asked):
     @property
     def state(self) -> Any:
         """A frozen snapshot of the scheduler as it is now."""
-        return self._run.take_state()
+        return self.run.take_state()
 
     @property
     def history(self) -> tuple[object, ...]:
         """Every step of this script so far."""
-        return Listed(self._run.records)
+        return Listed(self.run.records)
 
     @property
     def is_fully_idle(self) -> bool:
         """True when nothing is in flight, owns memory or waits, and a step has seen every arrival."""
-        return bool(self._run.is_fully_idle)
+        return bool(self.run.is_fully_idle)
 
     @property
     def forward_ct(self) -> int:
         """Microbatches launched since the script began."""
-        return int(self._run.launches)
+        return int(self.run.launches)
 
     @property
     def last_batch_forward_mode(self) -> str | None:
@@ -222,7 +218,7 @@ class BaseContext(Asked):
 
         None before the first launch, and after the step that took the last launch's results.
         """
-        last = self._run.last_batch()
+        last = self.run.last_batch()
         return None if last is None else last.mode
 
     def find_req_by_rid(self, rid: str) -> Any:
@@ -245,7 +241,7 @@ class BaseContext(Asked):
 
     def list_active_reqs(self) -> Sequence[object]:
         """Return the scheduler's live objects for requests that have not ended; an arrival has none yet."""
-        return ListedList(handle.req for handle in self._run.handles.live().values() if handle.req is not None)
+        return ListedList(handle.req for handle in self.run.handles.live().values() if handle.req is not None)
 
     def batch_composition(self) -> dict[str, list[str]]:
         """Return rids by role: ``prefill`` and ``decode`` in the last microbatch, ``chunked``, ``running``.
@@ -253,10 +249,10 @@ class BaseContext(Asked):
         The last microbatch counts while it is in flight and in the step that takes its results. ``prefill`` leaves out
         the partly prefilled request, which is under ``chunked``, so that the first three are disjoint.
         """
-        state, last = self.state, self._run.last_batch()
+        state, last = self.state, self.run.last_batch()
         chunked = [] if state.chunked is None else [state.chunked]
         rids = [] if last is None else [rid for rid in last.rids if rid not in chunked]
-        decoding = set(rids) & self._run.decoding_in(last) if last is not None else set()
+        decoding = set(rids) & self.run.decoding_in(last) if last is not None else set()
         parts: dict[str, list[str]] = {
             "prefill": ListedList(rid for rid in rids if rid not in decoding),
             "decode": ListedList(rid for rid in rids if rid in decoding),
@@ -354,7 +350,7 @@ class BaseContext(Asked):
             )
         holds = truth_of(condition, f"the condition of {name!r}")
         if holds and not self.reached.get(name):
-            self.notes.append(Note(self._run.step, name))
+            self.notes.append(Note(self.run.step, name))
         self.reached[name] = self.reached.get(name, 0) + holds
         return holds
 
@@ -392,7 +388,7 @@ class BaseContext(Asked):
 
     def loose_ends(self) -> dict[str, int]:
         """Count, by name, what the script left behind that may be a mistake; only counts above zero."""
-        run = self._run
+        run = self.run
         calls: Sequence[Call] = run.handles.calls
         idle = bool(run.records) and not any(map(run.did_something, run.records))
         counts = {
@@ -417,14 +413,14 @@ class BaseContext(Asked):
 
     def _failures_not_met(self) -> int:
         """Count the orders to fail after which nothing was launched and nothing failed."""
-        fails = [step for step, record in enumerate(self._run.records, 1) if self._run.can_fail(record)]
+        fails = [step for step, record in enumerate(self.run.records, 1) if self.run.can_fail(record)]
         return sum(not any(step > ordered for step in fails) for ordered in self._failures_ordered)
 
     def _last_life(self, query: str, rid: str) -> Any:
         """Return the handle of a rid's last request; count a rid that never existed as ineffective."""
         if not isinstance(rid, str):
             raise BadCall(f"t.{query}() takes a rid, got {rid!r}; write .rid after it, or ask the handle itself")
-        handle = self._run.handles.latest(rid)
+        handle = self.run.handles.latest(rid)
         if handle is None:
             self.count_ineffective("questions about rids that never were")
         return handle
@@ -432,7 +428,7 @@ class BaseContext(Asked):
     def _known(self, query: str, rid: str) -> Any:
         handle = self._last_life(query, rid)
         if handle is None:
-            known = self._run.handles.known_rids()
+            known = self.run.handles.known_rids()
             raise BadCall(
                 f"t.{query}({rid!r}) asks about a rid that never was{nearest(rid, known)}; "
                 f"the script has started {', '.join(sorted(known)) or 'none'}, and t.status(rid) says 'unknown'"
@@ -462,7 +458,7 @@ class BaseContext(Asked):
         """
 
         def until() -> Steps:
-            first_step = self._run.step
+            first_step = self.run.step
             for _ in range(max_steps):
                 if reached():
                     return
@@ -470,8 +466,8 @@ class BaseContext(Asked):
                     whole = needs_chunks and not r.chunks_done
                     why = ", and a prompt that is not split counts no chunks" if whole else ""
                     raise BudgetSpent(f"{goal}: it ended before ({r.finish_reason}){why}; {self.state}")
-                if needs_change and self._run.step > first_step and self._position is made and self._run.is_at_rest:
-                    raise BudgetSpent(f"{goal}: {self._run.idle_words}; {self.state}")
+                if needs_change and self.run.step > first_step and self._position is made and self.run.is_at_rest:
+                    raise BudgetSpent(f"{goal}: {self.run.idle_words}; {self.state}")
                 yield
             if not reached():
                 raise self._spent(goal, max_steps, first_step)
@@ -481,8 +477,8 @@ class BaseContext(Asked):
 
     def _spent(self, goal: str, max_steps: int, first_step: int) -> BudgetSpent:
         """Make the error of a wait: its goal, the state, known obstacles and the remedy."""
-        if self._run.step == first_step:
+        if self.run.step == first_step:
             return BudgetSpent(f"{goal}, because no step ran between its questions; {self.state}; {HAND_ON}")
-        causes = "; ".join(self._run.causes())
+        causes = "; ".join(self.run.causes())
         why = f"because {causes}" if causes else "and nothing is known to stand in its way; max_steps=N allows more"
         return BudgetSpent(f"{goal} within {max_steps} steps; {self.state}; {why}")

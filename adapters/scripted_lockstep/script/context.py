@@ -67,7 +67,7 @@ class ScriptContext(BaseContext):
     def engine_stats(self) -> EngineStats:
         """Return the scheduler's counters; arrived requests count as waiting."""
         stats: EngineStats = self.scheduler.stats()
-        return msgspec.structs.replace(stats, waiting=stats.waiting + len(self._run.arrived_requests))
+        return msgspec.structs.replace(stats, waiting=stats.waiting + len(self.run.arrived_requests))
 
     def get_all_node_hit_counts(self) -> dict[int, int]:
         """Return the hit count of every node of the prefix tree, by node id."""
@@ -92,14 +92,14 @@ class ScriptContext(BaseContext):
         limits = self.scheduler.limits
         if not limits.kv_events:
             raise BadCall("t.told_tokens(prompt_ids) needs KV events; write EngineConfig(kv_events=True)")
-        mirror: CacheMirror = self._run.mirror
+        mirror: CacheMirror = self.run.mirror
         page_size: int = limits.page_size
         return mirror.cached_pages(_token_ids("told_tokens", prompt_ids)) * page_size
 
     def stage(self, i: int) -> StageView:
         """Return a stage's own view: last microbatch, counts, a digest of its KV slots."""
         self.check_live_stage("stage", i)
-        view: StageView = self._run.world.pipeline.describe()[i]
+        view: StageView = self.run.world.pipeline.describe()[i]
         return view
 
     # -- verbs --
@@ -111,15 +111,15 @@ class ScriptContext(BaseContext):
         ``fleet["d0"]`` is the ``t`` of one engine. Each step of this script is one step of each engine. Only once in a
         script.
         """
-        if self._run.fleet is not None:
+        if self.run.fleet is not None:
             raise BadCall("t.engines(...) was called before; a script has one fleet, so name all engines at once")
         if not names or len(set(names)) != len(names):
             raise BadCall(f"t.engines(...) takes different names such as 'p0', 'd0', got {names!r}")
-        if self._run.new_fleet is None:
-            tier = self._run.world.tier
+        if self.run.new_fleet is None:
+            tier = self.run.world.tier
             raise BadCall(f"t.engines(...) needs simulated engines, not those of tier {tier}; write tiers=('sim',)")
-        fleet: Fleet = self._run.new_fleet(names, self._run.clock)
-        self._run.fleet = fleet
+        fleet: Fleet = self.run.new_fleet(names, self.run.clock)
+        self.run.fleet = fleet
         return fleet
 
     def warmup_radix(self, prompt_ids: Sequence[int]) -> Wait:
@@ -133,9 +133,9 @@ class ScriptContext(BaseContext):
         No step runs after it, so a script cannot wait, but it can still read its clients' replies. Raises Violation
         unless every open stream ends within two seconds with an error that names the scheduler.
         """
-        if self._run.is_dead:
+        if self.run.is_dead:
             raise BadCall("kill_scheduler() was called before; nothing of the scheduler is left to kill")
-        self._run.kill_scheduler()
+        self.run.kill_scheduler()
 
     def slow_link(self, i: int, delay_s: float = 0.05) -> None:
         """Make every byte from and to a stage take ``delay_s`` longer, in real seconds. Only for placed stages.
@@ -145,7 +145,7 @@ class ScriptContext(BaseContext):
         self.check_live_stage("slow_link", i)
         if not isinstance(delay_s, (int, float)) or isinstance(delay_s, bool) or not 0 < delay_s <= MAX_DELAY_S:
             raise BadCall(f"slow_link() takes delay_s in real seconds, 0 < delay_s <= {MAX_DELAY_S}, got {delay_s!r}")
-        self._run.slow_link(i, float(delay_s))
+        self.run.slow_link(i, float(delay_s))
 
     def cut_link(self, i: int) -> None:
         """Cut a stage off: no byte gets through, but its connections stay open. Only for placed stages.
@@ -153,19 +153,19 @@ class ScriptContext(BaseContext):
         Nothing completes until ``heal_link``, or until ``await_loss`` has seen the heartbeats notice it.
         """
         self.check_live_stage("cut_link", i)
-        self._run.cut_link(i)
+        self.run.cut_link(i)
 
     def heal_link(self, i: int) -> None:
         """Let everything through again, held bytes first; also ends a delay."""
         self.check_stage(i)
-        self._run.heal_link(i)
+        self.run.heal_link(i)
 
     def await_loss(self, i: int) -> None:
         """Wait, in real time, until the heartbeats have noticed a cut. The server is not reused after this script."""
         self.check_live_stage("await_loss", i)
-        if i not in self._run.results.cut:
+        if i not in self.run.results.cut:
             raise BadCall(f"await_loss() takes a stage whose link is cut, that of stage {i} is not; use cut_link({i})")
-        self._run.await_loss(i)
+        self.run.await_loss(i)
 
     def lose_node(self, i: int) -> None:
         """Lose a stage's node: stage and agent are killed and their connections reset. Only for placed stages.
@@ -173,7 +173,7 @@ class ScriptContext(BaseContext):
         Returns when the loss is known. Nothing in flight comes back, and the server is not reused.
         """
         self.check_live_stage("lose_node", i)
-        self._run.lose_node(i)
+        self.run.lose_node(i)
 
     def check_stage(self, i: int) -> None:
         """Raise BadCall for a number that is not a stage; for verbs."""
@@ -184,8 +184,8 @@ class ScriptContext(BaseContext):
     def check_live_stage(self, verb: str, i: int) -> None:
         """Raise BadCall for a stage that does not run; for verbs."""
         self.check_stage(i)
-        failure = self._run.failure
-        if failure is not None or self._run.is_dead:
+        failure = self.run.failure
+        if failure is not None or self.run.is_dead:
             dead = "the scheduler" if failure is None else failure.process
             raise BadCall(
                 f"t.{verb}({i}) needs stages that run, and {dead} has died, which ends all of them; "
@@ -196,11 +196,11 @@ class ScriptContext(BaseContext):
 
     def loose_ends(self) -> dict[str, int]:
         """Also count the ``fail_next_grammar`` calls that had no effect."""
-        left = self._ineffective.pop("failures of a grammar that none met", 0) - self._run.grammars.failed
+        left = self._ineffective.pop("failures of a grammar that none met", 0) - self.run.grammars.failed
         if left > 0:
             self._ineffective["failures of a grammar that none met"] = left
-        ends = super().loose_ends() | count_ineffective_actions(self._run)
-        return ends if self._run.fleet is None else self._run.fleet.loose_ends(ends)
+        ends = super().loose_ends() | count_ineffective_actions(self.run)
+        return ends if self.run.fleet is None else self.run.fleet.loose_ends(ends)
 
     def _warmup_radix(self, prompt_ids: Sequence[int]) -> Steps:
         r = self.start_req(prompt_ids=prompt_ids, max_new_tokens=1)

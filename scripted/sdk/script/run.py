@@ -46,7 +46,7 @@ class SdkContext(BaseContext):
     @property
     def last_batch(self) -> MicrobatchInFlight | None:
         """The microbatch that the last step launched; None if it launched nothing."""
-        last: MicrobatchInFlight | None = self._run.batch_of_step(self._run.step)
+        last: MicrobatchInFlight | None = self.run.batch_of_step(self.run.step)
         return last
 
     def _refuse(self, name: str) -> NoReturn:
@@ -54,7 +54,7 @@ class SdkContext(BaseContext):
             there = dir(type(self))
             declared = [verb for verb in _VERBS if verb in there]
             raise BadCall(
-                f"t.{name}() is no verb of {self._run.adapter.name} in this configuration, which declares "
+                f"t.{name}() is no verb of {self.run.adapter.name} in this configuration, which declares "
                 f"{', '.join(declared)}; its adapter declares its abilities in Capabilities"
             )
         super()._refuse(name)
