@@ -17,7 +17,6 @@ from scripted.fleets.machine import FleetConfig, fleet_adapter
 from scripted.search.conversations import drawn_turns
 from scripted.search.covering import Row
 from scripted.search.generated import EVENT, Space, drawn_events
-from scripted.search.reach import DrawsWork
 
 _FLEETS: Final = ("p0,d0", "p0,d0", "p0,p1,d0", "p0,d0,d1", "p0,p1,d0,d1")
 # The share of targets with further turns, which may go to another machine.
@@ -27,8 +26,8 @@ _TRIES: Final = 20
 _KINDS: Final = ("at", "hold-link", "slow-link", "cut-link", "kill-engine", "drain-engine", "join-engine")
 
 
-class FleetSpace(Generic[ConfigT]):
-    """Implements ``scripted.search.generated.Space`` for the adapter of fleets ``of``.
+class FleetSpace(Space, Generic[ConfigT]):
+    """The space of the adapter of fleets ``of``.
 
     ``base`` draws the targets of one machine, without the features and settings ``left_out`` and without features that
     need one of these. ``shared`` turns its configuration into the machines' common one.
@@ -86,13 +85,10 @@ class FleetSpace(Generic[ConfigT]):
         return schedule.with_placed(list(drawn_events(events, rng, schedule)))
 
     def workload(self, config: FleetConfig[ConfigT], row: Row, rng: random.Random) -> Schedule:
-        """Draw the requests of a row for this fleet. Raises ScriptDefinitionError if one machine's space draws none."""
-        space = self._base()
-        if not isinstance(space, DrawsWork):
-            raise ScriptDefinitionError(f"the machines of {self._of} have no space that draws requests for a setting")
+        """Draw the requests of a row for this fleet."""
         known = {name: level for name, level in row.items() if level in self.features.get(name, ())}
         decoding = next(name for name in config.names if name[0] == "d")
-        base = space.workload(fleet_adapter(self._of).config_of(config, decoding), _of_one(known), rng)
+        base = self._base().workload(fleet_adapter(self._of).config_of(config, decoding), _of_one(known), rng)
         return Schedule(config, tuple(self._spread(base, config.names, rng)), self._of)
 
     def _spread(self, base: Schedule, names: Sequence[str], rng: random.Random) -> Iterator[Placed]:

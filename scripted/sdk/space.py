@@ -27,6 +27,7 @@ from scripted.search.generated import (
     SCENARIO,
     Marks,
     RequestFields,
+    Space,
     drawn_events,
     drawn_parts,
     drawn_requests,
@@ -60,8 +61,8 @@ _SHORTER: Final = 0.5
 _TRIES: Final = 8
 
 
-class SchedulerSpace(Generic[_SettingsT]):
-    """Implements ``scripted.search.generated.Space``.
+class SchedulerSpace(Space, Generic[_SettingsT]):
+    """The space of an adapter of the SDK.
 
     ``settings`` are further values of settings, by name. By itself a switch has its other value, a setting of a few
     named values has each other one as a level, and a number is halved, doubled or moved by one. A target with an event

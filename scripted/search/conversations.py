@@ -41,13 +41,11 @@ class StartsTurns(Protocol):
 
 def drawn_turns(rng: random.Random, schedule: Schedule) -> Iterator[Placed]:
     """Draw one conversation that continues a request of the schedule; empty if none can be continued."""
-    starts = [placed for placed in schedule.placed if isinstance(placed.action, StartsTurns)][:_FIRST_STARTS]
-    if not starts:
-        return
-    step, start = (chosen := rng.choice(starts)).step, chosen.action
-    assert isinstance(start, StartsTurns)
-    ends = step + 3 + rng.choice((1, 1, 2, 3)) * start.new
-    yield from rng.choice(_KINDS)(rng, start, step, ends, schedule)
+    found = _drawn_start(rng, schedule)
+    if found is not None:
+        step, start = found
+        ends = step + 3 + rng.choice((1, 1, 2, 3)) * start.new
+        yield from rng.choice(_KINDS)(rng, start, step, ends, schedule)
 
 
 def drawn_retry(rng: random.Random, schedule: Schedule) -> Iterator[Placed]:
@@ -55,11 +53,10 @@ def drawn_retry(rng: random.Random, schedule: Schedule) -> Iterator[Placed]:
 
     The late result belongs to the first of the two. Draws nothing if no request can be sent again.
     """
-    starts = [placed for placed in schedule.placed if isinstance(placed.action, StartsTurns)][:_FIRST_STARTS]
-    if not starts:
+    found = _drawn_start(rng, schedule)
+    if found is None:
         return
-    step, start = (chosen := rng.choice(starts)).step, chosen.action
-    assert isinstance(start, StartsTurns)
+    step, start = found
     at = step + rng.choice(_LATE_FROM)
     yield Placed(at, HoldResults())
     at += rng.choice((0, 0, 1, 2))
@@ -67,6 +64,12 @@ def drawn_retry(rng: random.Random, schedule: Schedule) -> Iterator[Placed]:
     at += rng.choice((0, 1, 1, 2))
     yield Placed(at, _replaced(start, seed=start.seed + rng.choice((0, 1, 1))))
     yield Placed(at + rng.choice((1, 2, 3, 5)), ReleaseResults())
+
+
+def _drawn_start(rng: random.Random, schedule: Schedule) -> tuple[int, StartsTurns] | None:
+    """Draw one of the first requests that can be continued, with its step; None if there is none."""
+    starts = [(one.step, one.action) for one in schedule.placed if isinstance(one.action, StartsTurns)]
+    return rng.choice(starts[:_FIRST_STARTS]) if starts else None
 
 
 # The arguments: the draw, the request, its first step, its estimated last step, the schedule.

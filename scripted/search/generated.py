@@ -9,6 +9,7 @@ from __future__ import annotations
 import functools
 import random
 import re
+from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Final, Protocol, TypeAlias, runtime_checkable
 
@@ -47,54 +48,48 @@ _DRAWS: Final = 1000
 RequestFields: TypeAlias = dict[str, Any]
 
 
-class Space(Protocol):
-    """The space of targets that can be drawn for an adapter.
-
-    ``features`` are settings, kinds of requests and kinds of events, each with its levels other than the default.
-    """
+class Space(ABC):
+    """The space of targets that can be drawn for an adapter."""
 
     @property
-    def features(self) -> dict[str, tuple[str, ...]]: ...
+    @abstractmethod
+    def features(self) -> dict[str, tuple[str, ...]]:
+        """Settings, kinds of requests and kinds of events, each with its levels other than the default."""
 
     @property
     def triples(self) -> tuple[str, ...]:
-        """Return the features whose triples of levels are covered; for all others, pairs are."""
-        ...
+        """The features whose triples of levels are covered; for all others, pairs are."""
+        return ()
 
+    @property
+    def families(self) -> Mapping[str, str]:
+        """The setting that a feature needs, by the feature: features that need the same setting are a family."""
+        return {}
+
+    @property
+    def rare_scenarios(self) -> Sequence[str]:
+        """The scenarios of which a row may have one, in turn, beside its features."""
+        return ()
+
+    @property
+    def scenes(self) -> Mapping[str, Mapping[str, tuple[str, ...]]]:
+        """The scenarios that need features, by name with the levels that each needs."""
+        return {}
+
+    @abstractmethod
     def allows(self, row: Row) -> bool:
         """Return whether some configuration has all of these levels."""
-        ...
 
+    @abstractmethod
     def draw(self, row: Row, rng: random.Random) -> Schedule:
         """Draw a schedule with all of these levels. Features outside the row keep their defaults; numbers are drawn.
 
         Raises ValueError or ScriptDefinitionError if the numbers make no configuration.
         """
-        ...
 
-
-@runtime_checkable
-class HasRareScenarios(Protocol):
-    """A space whose rows may have, beside their features, one of these rare scenarios in turn, by name."""
-
-    @property
-    def rare_scenarios(self) -> Sequence[str]: ...
-
-
-@runtime_checkable
-class HasScenes(Protocol):
-    """A space with scenes: scenarios that need features, by name with the levels that each needs."""
-
-    @property
-    def scenes(self) -> Mapping[str, Mapping[str, tuple[str, ...]]]: ...
-
-
-@runtime_checkable
-class HasFamilies(Protocol):
-    """A space whose features may belong to families: the setting that a feature needs, by the feature."""
-
-    @property
-    def families(self) -> Mapping[str, str]: ...
+    @abstractmethod
+    def workload(self, config: Any, row: Row, rng: random.Random) -> Schedule:
+        """Draw the requests of a row for this configuration. Raises ScriptDefinitionError if there are none."""
 
 
 @runtime_checkable
@@ -125,8 +120,7 @@ def number_of(target: str) -> int | None:
 def row_of(number: int, of: str) -> Row:
     """Return the features of the target with this number."""
     space, rows, place = space_of(of), _rows(number // _BLOCK, of), number % _BLOCK
-    rare_scenarios = space.rare_scenarios if isinstance(space, HasRareScenarios) else ()
-    scenes = space.scenes if isinstance(space, HasScenes) else {}
+    rare_scenarios, scenes = space.rare_scenarios, space.scenes
     turn, member = divmod(place - _PLAIN_TARGETS, _GROUP_TARGETS)
     if turn < 0:
         return rows[place]
@@ -204,8 +198,8 @@ class _Rows:
 @functools.lru_cache(maxsize=64)
 def _rows(block: int, of: str) -> _Rows:
     space = space_of(of)
-    families = space.families if isinstance(space, HasFamilies) else {}
-    return _Rows(covering_rows(space.features, space.allows, block, triples=space.triples, families=families))
+    rows = covering_rows(space.features, space.allows, block, triples=space.triples, families=space.families)
+    return _Rows(rows)
 
 
 REQUEST_FEATURES: Final[Mapping[str, tuple[str, ...]]] = {

@@ -7,12 +7,11 @@ from __future__ import annotations
 
 import random
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Final, Protocol, runtime_checkable
+from typing import Final
 
 import msgspec
 
 from scripted.core.action import Action, Culprit, rid_of
-from scripted.core.machine import ConfigIn
 from scripted.core.placed_action import Placed
 from scripted.core.protocol import ConfigValue
 from scripted.core.refusals import HarnessError, ScriptDefinitionError
@@ -42,13 +41,6 @@ _FEATURE_OF: Final = {
 _FACTORS: Final = (2, 4, 8)
 # Token counts of an action, which scale with the settings that count tokens.
 _TOKENS: Final = ("prompt", "shared", "tokens")
-
-
-@runtime_checkable
-class DrawsWork(Protocol[ConfigIn]):
-    """A space that draws requests for a given configuration."""
-
-    def workload(self, config: ConfigIn, row: Row, rng: random.Random) -> Schedule: ...
 
 
 class Neighbour(msgspec.Struct, frozen=True):
@@ -182,7 +174,7 @@ def _failing(schedule: Schedule, signature: str, count: int) -> Iterator[Schedul
 def _random_work(schedule: Schedule, count: int) -> Iterator[Schedule]:
     """Yield workloads with a schedule's settings and its kinds of requests and events, deterministically."""
     adapter = schedule.adapter
-    if not isinstance(adapter, GeneratesTargets) or not isinstance(adapter.space, DrawsWork):
+    if not isinstance(adapter, GeneratesTargets):
         return
     actions = [placed.action for placed in schedule.placed]
     needed = _features_of([action for action in actions if action.is_start], adapter.space)

@@ -19,7 +19,7 @@ from scripted.core.placed_action import Placed
 from scripted.core.schedule import Schedule
 from scripted.script.loader import find_test
 from scripted.search.covering import Row
-from scripted.search.generated import EVENT, drawn_events
+from scripted.search.generated import EVENT, Space, drawn_events
 from scripted_lockstep.actions import HoldTransfers, StartRequest
 from scripted_lockstep.adapter import LockstepAdapter
 from scripted_lockstep.mutants import MUTANTS, mutant_named
@@ -51,8 +51,8 @@ _TIMEOUTS_S: Final = (0.5, 1.0, 30.0)
 _LATE_SHARE: Final = 0.7
 
 
-class RoleSpace:
-    """Implements ``scripted.search.generated.Space``: the space of every engine, without the role's exclusions."""
+class RoleSpace(Space):
+    """The space of every engine, without the role's exclusions."""
 
     def __init__(self, role: str) -> None:
         self._role = role

@@ -16,7 +16,15 @@ from scripted.core.common_actions import AdvanceClock
 from scripted.core.placed_action import Placed
 from scripted.core.schedule import Schedule
 from scripted.search.covering import Row
-from scripted.search.generated import REQUEST_FEATURES, SCENARIO, Marks, drawn_events, drawn_requests, event_kinds
+from scripted.search.generated import (
+    REQUEST_FEATURES,
+    SCENARIO,
+    Marks,
+    Space,
+    drawn_events,
+    drawn_requests,
+    event_kinds,
+)
 from scripted_lockstep.actions import (
     BeginProfile,
     EndProfile,
@@ -194,8 +202,8 @@ _LONGEST_WINDOWED: Final = 150
 _LONGEST_LARGE: Final = 1500
 
 
-class EngineSpace:
-    """Implements ``scripted.search.generated.Space`` with hand-written tables.
+class EngineSpace(Space):
+    """A space of hand-written tables.
 
     ``SchedulerSpace`` of the SDK varies each setting by itself; here a level of a feature sets several that act only
     together, with requests that exercise them.

@@ -153,17 +153,19 @@ def test_equal_blocks_stand_behind_different_prefixes() -> None:
     assert found > 40
 
 
-class _Stubborn:
+class _Stubborn(Space):
     """A space whose numbers never make a configuration."""
 
     features: ClassVar = {"a": ("on",), "b": ("on",)}
-    triples = ()
 
     def allows(self, row: Row) -> bool:
         return True
 
     def draw(self, row: Row, rng: random.Random) -> Schedule:
         raise ValueError("a must not be b")
+
+    def workload(self, config: object, row: Row, rng: random.Random) -> Schedule:
+        raise AssertionError("no test draws one")
 
 
 def test_numbers_that_are_refused_are_drawn_again_and_never_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
