@@ -128,7 +128,7 @@ class SglangAdapter(SchedulerAdapter):
 
     def flight_machine(self, header: FlightHeader) -> SglangOfFlight:
         """Make SGLang's scheduler from the settings of a flight."""
-        settings = self.read_config({name: str(value) for name, value in header.config.items()})
+        settings = self.read_config(header.words)
         return SglangOfFlight(settings, *self.limits_of(settings))
 
     def obstacle(self, run: Any) -> Action | None:

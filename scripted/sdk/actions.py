@@ -264,7 +264,7 @@ class FlushPrefixes(AdministrativeCall, frozen=True, kw_only=True, omit_defaults
         """Empty the prefix cache, if nothing uses it; with ``force`` running requests are preempted first."""
         if timeout_s is not None:
             raise BadCall(f"flush_cache() takes no timeout_s, because {t.run.adapter.name} defers no flush")
-        if force and not t.run.adapter.limits_of(t.run.config)[1].forced_flush:
+        if force and not _declared(t).forced_flush:
             raise BadCall(f"flush_cache() takes no force=True, because {t.run.adapter.name} declares none")
         return FlushPrefixes(force=force).post(t)
 
@@ -296,7 +296,7 @@ class PauseAll(PauseCall, frozen=True, kw_only=True, omit_defaults=True, tag="pa
     @verb
     def pause_generation(t: BaseContext, mode: str) -> Call:
         """Pause generation in one of the modes that the adapter declares."""
-        modes = [known.name for known in t.run.adapter.limits_of(t.run.config)[1].pause_modes]
+        modes = [known.name for known in _declared(t).pause_modes]
         if mode not in modes:
             raise BadCall(f"pause_generation() takes one of {', '.join(modes)}, got {mode!r}")
         return PauseAll(mode=mode).post(t)
@@ -336,7 +336,7 @@ class SleepAll(AdministrativeCall, frozen=True, kw_only=True, omit_defaults=True
     @verb
     def sleep(t: BaseContext, mode: str = "", *, level: int = 1, part: str = "") -> Call:
         """Release the device's memory, in a mode and to a level that the adapter declares; or one part of it."""
-        can: Capabilities = t.run.adapter.limits_of(t.run.config)[1]
+        can = _declared(t)
         modes = ("",) if part else can.sleep_modes
         if mode not in modes:
             raise BadCall(f"sleep() takes {_one_of(modes)} as mode in this configuration, got {mode!r}")
@@ -380,7 +380,7 @@ class WakeAll(AdministrativeCall, frozen=True, kw_only=True, omit_defaults=True,
     @verb
     def wake(t: BaseContext, part: str = "") -> Call:
         """Take back the device's memory, or one of the parts that the adapter declares."""
-        can: Capabilities = t.run.adapter.limits_of(t.run.config)[1]
+        can = _declared(t)
         if not can.sleep_modes:
             raise BadCall(
                 f"wake() needs a device that sleeps, which {t.run.adapter.name} does not have in this configuration"
@@ -402,6 +402,12 @@ class WakeAll(AdministrativeCall, frozen=True, kw_only=True, omit_defaults=True,
     @classmethod
     def words(cls, event: Wake) -> str:
         return f"wake ({event.part})" if event.part else "wake"
+
+
+def _declared(t: BaseContext) -> Capabilities:
+    """Return what the adapter declares for the configuration of this script."""
+    can: Capabilities = t.run.adapter.limits_of(t.run.config)[1]
+    return can
 
 
 def _one_of(known: Sequence[object]) -> str:
@@ -454,7 +460,7 @@ def actions_of(can: Capabilities) -> tuple[type[Action], ...]:
 
 
 def _check_declared(t: BaseContext, asked: Mapping[str, int]) -> None:
-    can: Capabilities = t.run.adapter.limits_of(t.run.config)[1]
+    can = _declared(t)
     known = {"priority": can.priority, "lora": can.loras, "grammar": can.grammars, "session": can.sessions}
     known["images"] = can.images
     lora, grammar, session = asked["lora"], asked["grammar"], asked["session"]

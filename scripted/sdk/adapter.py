@@ -415,7 +415,7 @@ class SchedulerAdapter(
 
     def flight_machine(self, header: FlightHeader) -> FlightMachine:
         """Make a machine from the settings of a flight. Raises ScriptDefinitionError."""
-        config = self.read_config({name: str(value) for name, value in header.config.items()})
+        config = self.read_config(header.words)
         return MachineOfFlight(self._new_machine(config), *self.limits_of(config))
 
     def version(self) -> str:
@@ -434,7 +434,7 @@ class SchedulerAdapter(
         """Translate a flight or a ``Recorder``'s file. Raises ScriptDefinitionError for any other file."""
         if is_flight(path):
             flight = read_flight(path)
-            config = self.read_config({name: str(value) for name, value in flight.header.config.items()})
+            config = self.read_config(flight.header.words)
             return schedule_of_flight(self, config, flight, replay_flight(self, flight, until=until))
         recording = read_recording(path)
         return schedule_of(self, self.read_config(recording.header.config), recording.records[:until])

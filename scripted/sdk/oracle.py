@@ -177,6 +177,8 @@ class SdkOracle(Oracle[Event, Stepped, SdkMachine, SimulatedRunner]):
             raise pipeline.violation
 
     def _follow(self, event: Event) -> None:
+        if isinstance(event, FlushCache | Pause | Resume | Sleep | Wake):
+            self.account.ask(event.call_id, type(event).__name__)
         match event:
             case Add():
                 self.account.begin(event, follows=event.goes_on)
@@ -193,22 +195,17 @@ class SdkOracle(Oracle[Event, Stepped, SdkMachine, SimulatedRunner]):
                 self.account.preemptions.gains += 1
             case Abort():
                 self.account.abort(event.rid)
-            case FlushCache():
-                self.account.ask(event.call_id, type(event).__name__)
             case Pause() | Resume():
-                self.account.ask(event.call_id, type(event).__name__)
                 if self._ending is None and not self._behind:
                     self._take_turn(event)
                 else:
                     self._behind[event.call_id] = event
             case Sleep():
-                self.account.ask(event.call_id, type(event).__name__)
                 if event.level:
                     self._sleeps[event.call_id] = event.part
                 if event.mode:
                     self.pause(self._mode_named(event.mode))
             case Wake():
-                self.account.ask(event.call_id, type(event).__name__)
                 self._wakes[event.call_id] = event.part, self._can.wakes_resume
             case BatchResult() | BatchFailed():
                 del self._batches[event.batch_id]
@@ -221,14 +218,11 @@ class SdkOracle(Oracle[Event, Stepped, SdkMachine, SimulatedRunner]):
             self._held_back.clear()
             return
         aborted = [life.aborted for life in self._held_back]
-        self.pause(self._mode_of(event))
+        self.pause(self._mode_named(event.mode))
         for life, before in zip(self._held_back, aborted, strict=True):
             life.aborted = before
-        if self._can.pauses_in_turn and self._mode_of(event).aborts:
+        if self._can.pauses_in_turn and self._mode_named(event.mode).aborts:
             self._ending = event.call_id
-
-    def _mode_of(self, event: Pause) -> PauseMode:
-        return self._mode_named(event.mode)
 
     def _mode_named(self, name: str) -> PauseMode:
         return next(mode for mode in self._can.pause_modes if mode.name == name)
@@ -272,7 +266,7 @@ class SdkOracle(Oracle[Event, Stepped, SdkMachine, SimulatedRunner]):
         elif call_id == self._ending:
             self._ending = None
         head = next(iter(self._behind.values()), None)
-        if self._ending is None and isinstance(head, Pause) and self._mode_of(head).aborts:
+        if self._ending is None and isinstance(head, Pause) and self._mode_named(head.mode).aborts:
             self._take_turn(self._behind.pop(head.call_id))
 
     def _take_load(self, load: Load) -> None:

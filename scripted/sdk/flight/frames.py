@@ -41,6 +41,11 @@ class FlightHeader(FlightFrame, frozen=True, kw_only=True, omit_defaults=False, 
     redacted: bool = False
     began: float = 0.0
 
+    @property
+    def words(self) -> dict[str, str]:
+        """The settings as the words of a configuration."""
+        return {name: str(value) for name, value in self.config.items()}
+
 
 # -- inputs --
 

@@ -24,7 +24,7 @@ from scripted.sdk.flight.frames import (
 )
 from scripted.sdk.flight.packed import Beginning
 from scripted.sdk.flight.recorder import FlightRecorder
-from scripted.sdk.flight.replay import call_id, name_of
+from scripted.sdk.flight.replay import add_of, call_of, name_of
 from scripted.sdk.flight.standing import Hint
 from scripted.sdk.messages import (
     Abort,
@@ -138,36 +138,19 @@ class MachineOfFlight:
             case Arrived():
                 name = self._names[event.id] = name_of(event)
                 self._numbers[name] = event.id
-                self._events.append(
-                    Add(
-                        rid=name,
-                        prompt_ids=event.prompt_ids,
-                        max_new_tokens=event.max_new_tokens,
-                        stop_token_ids=event.stop_token_ids,
-                        priority=event.priority,
-                        arrival=event.id - 1,
-                        lora=event.lora,
-                    )
-                )
+                self._events.append(add_of(event, event.id - 1))
             case Aborted():
                 self._events += [Abort(rid=self._names[one]) for one in event.ids]
             case Called():
-                self._events.append(self._call(event))
+                self._calls += 1
+                call = call_of(event, self._calls)
+                if call is None:
+                    raise ScriptDefinitionError(
+                        f"a flight has flush, pause and resume as calls of such a machine, got {event.name!r}"
+                    )
+                self._events.append(call)
             case _:
                 raise ScriptDefinitionError(f"a machine of the SDK takes no {type(event).__name__} of a flight")
-
-    def _call(self, event: Called) -> SdkEvent:
-        self._calls += 1
-        match event.name:
-            case "flush":
-                return FlushCache(call_id=call_id(self._calls), force=bool(event.arguments.get("force")))
-            case "pause":
-                return Pause(call_id=call_id(self._calls), mode=str(event.arguments.get("mode")))
-            case "resume":
-                return Resume(call_id=call_id(self._calls))
-        raise ScriptDefinitionError(
-            f"a flight has flush, pause and resume as calls of such a machine, got {event.name!r}"
-        )
 
     def land(self, result: Result, tokens: Mapping[int, Sequence[int]]) -> None:
         batch = self._batches.pop(result.plan, None)

@@ -417,38 +417,22 @@ class _Run:
     def _message(self, frame: Arrived) -> Add:
         name = name_of(frame)
         self._names[frame.id], self._numbers[name] = name, frame.id
-        return Add(
-            rid=name,
-            prompt_ids=tuple(frame.prompt_ids),
-            max_new_tokens=frame.max_new_tokens,
-            stop_token_ids=frame.stop_token_ids,
-            priority=frame.priority,
-            arrival=frame.id,
-            lora=frame.lora,
-        )
+        return add_of(frame, frame.id)
 
     def _events_of(self, frame: Event) -> Iterator[SdkEvent]:
         match frame:
             case Aborted():
                 yield from (Abort(rid=self._names[request]) for request in frame.ids)
-            case Called(name="flush"):
-                yield FlushCache(call_id=self._call_id(), force=bool(frame.arguments.get("force")))
-            case Called(name="pause"):
-                yield Pause(call_id=self._call_id(), mode=str(frame.arguments.get("mode")))
-            case Called(name="resume"):
-                yield Resume(call_id=self._call_id())
             case Called():
-                yield Signal(name=frame.name)
+                call = call_of(frame, self._calls + 1)
+                self._calls += call is not None
+                yield call or Signal(name=frame.name)
             case Offered():
                 yield Signal(name="offered", rid=self._names[frame.id], value=frame.tokens or 0)
             case Ready():
                 yield Signal(name="grammar", rid=self._names[frame.id], value=int(frame.compiles))
             case _:
                 pass
-
-    def _call_id(self) -> str:
-        self._calls += 1
-        return call_id(self._calls)
 
     # -- results and plans --
 
@@ -567,6 +551,31 @@ class _Run:
 def name_of(request: Arrived) -> str:
     """Return a request's name in a replay; for vLLM's adapter, the replaced sign has another meaning."""
     return request.rid.replace("@", "_")
+
+
+def add_of(request: Arrived, arrival: int) -> Add:
+    """Return the event of a request, the ``arrival``-th of its scheduler."""
+    return Add(
+        rid=name_of(request),
+        prompt_ids=request.prompt_ids,
+        max_new_tokens=request.max_new_tokens,
+        stop_token_ids=request.stop_token_ids,
+        priority=request.priority,
+        arrival=arrival,
+        lora=request.lora,
+    )
+
+
+def call_of(call: Called, number: int) -> FlushCache | Pause | Resume | None:
+    """Return the event of a call under this number; None for a call that only one engine has."""
+    match call.name:
+        case "flush":
+            return FlushCache(call_id=call_id(number), force=bool(call.arguments.get("force")))
+        case "pause":
+            return Pause(call_id=call_id(number), mode=str(call.arguments.get("mode")))
+        case "resume":
+            return Resume(call_id=call_id(number))
+    return None
 
 
 def call_id(number: int) -> str:

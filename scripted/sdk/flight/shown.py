@@ -25,7 +25,7 @@ def steps_of(outcome: FlightOutcome) -> Sequence[Record]:
 
 def rerun_of(adapter: Any, flight: Flight, outcome: FlightOutcome) -> Rerun:
     """Return the report of ``scripted replay`` on a flight."""
-    config = adapter.read_config({name: str(value) for name, value in flight.header.config.items()})
+    config = adapter.read_config(flight.header.words)
     found = outcome.differs
     differs = None
     if found is not None:
