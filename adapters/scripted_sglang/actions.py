@@ -25,10 +25,7 @@ class _OfHost(SignalAction, frozen=True, kw_only=True, omit_defaults=True):
 
     needs: ClassVar = "enable_hierarchical_cache"
     needed: ClassVar = "enable_hierarchical_cache=True, which this configuration lacks"
-
-    @property
-    def culprit(self) -> Culprit:
-        return Culprit.HARDWARE
+    caused_by: ClassVar[Culprit] = Culprit.HARDWARE
 
 
 class _OfStorage(SignalAction, frozen=True, kw_only=True, omit_defaults=True):
@@ -37,10 +34,7 @@ class _OfStorage(SignalAction, frozen=True, kw_only=True, omit_defaults=True):
     is_extra: ClassVar = True
     needs: ClassVar = "has_storage"
     needed: ClassVar = "hicache_storage_backend='dynamic', which this configuration lacks"
-
-    @property
-    def culprit(self) -> Culprit:
-        return Culprit.CONNECTOR
+    caused_by: ClassVar[Culprit] = Culprit.CONNECTOR
 
 
 class HoldTier(_OfHost, frozen=True, kw_only=True, omit_defaults=True, tag="hold-tier"):

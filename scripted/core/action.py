@@ -206,7 +206,8 @@ class Action(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, forb
     has an action with this tag. ``needs_open``: has no effect once every request has ended and every call has been
     answered. ``shell_words``: the shell's short words for its verbs, besides their names. ``search_turn``: its rank
     among the actions that a search tries at one step; ties keep the order of definition. ``part_of``: the kind of
-    request, such as ``sessions``, whose lives consist of such actions; scenes of that kind have them.
+    request, such as ``sessions``, whose lives consist of such actions; scenes of that kind have them. ``caused_by``:
+    the party that can cause it on a server.
     """
 
     examples: ClassVar[tuple[str, ...]] = ()
@@ -221,6 +222,7 @@ class Action(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, forb
     shell_words: ClassVar[Mapping[str, str]] = {}
     search_turn: ClassVar[int] = 0
     part_of: ClassVar[str] = ""
+    caused_by: ClassVar[Culprit] = Culprit.CLIENT
 
     @property
     def kind(self) -> str:
@@ -230,7 +232,7 @@ class Action(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, forb
     @property
     def culprit(self) -> Culprit:
         """The party that can cause it on a server."""
-        return Culprit.CLIENT
+        return self.caused_by
 
     @property
     def target_rid(self) -> str | None:

@@ -27,9 +27,7 @@ def clause_of(action: Action) -> str:
 class _OnFleet(Action, frozen=True, kw_only=True, omit_defaults=True):
     """Base of all actions on a fleet; each may end a loop that machines are stuck in."""
 
-    @property
-    def culprit(self) -> Culprit:
-        return Culprit.HARDWARE
+    caused_by: ClassVar[Culprit] = Culprit.HARDWARE
 
     def apply(self, run: RunLike) -> None:
         run.machine.stir()
@@ -251,10 +249,7 @@ class DrainEngine(_OnMember, frozen=True, kw_only=True, omit_defaults=True, tag=
     """Drains a machine: it takes nothing new, and leaves once it is done."""
 
     examples: ClassVar = ("drain-engine on=p0",)
-
-    @property
-    def culprit(self) -> Culprit:
-        return Culprit.OPERATOR
+    caused_by: ClassVar[Culprit] = Culprit.OPERATOR
 
     def act(self, run: RunLike) -> None:
         run.machine.engine(self.on).is_draining = True
@@ -267,10 +262,7 @@ class JoinEngine(_OnMember, frozen=True, kw_only=True, omit_defaults=True, tag="
     """Brings back a machine that has left or died, as a new one."""
 
     examples: ClassVar = ("join-engine on=p0",)
-
-    @property
-    def culprit(self) -> Culprit:
-        return Culprit.OPERATOR
+    caused_by: ClassVar[Culprit] = Culprit.OPERATOR
 
     def act(self, run: RunLike) -> None:
         if self.reaches(run):

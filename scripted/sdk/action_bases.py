@@ -164,10 +164,7 @@ class AdministrativeCall(Action, frozen=True, kw_only=True, omit_defaults=True):
 
     event: ClassVar[Any]
     route: ClassVar[str]
-
-    @property
-    def culprit(self) -> Culprit:
-        return Culprit.OPERATOR
+    caused_by: ClassVar[Culprit] = Culprit.OPERATOR
 
     @property
     def path(self) -> str:
@@ -228,10 +225,7 @@ class BatchFailure(Action, frozen=True, kw_only=True, omit_defaults=True):
     is_extra: ClassVar[bool] = True
     is_control: ClassVar[bool] = True
     shell_words: ClassVar = {"fail": "fail_next_step"}
-
-    @property
-    def culprit(self) -> Culprit:
-        return Culprit.HARDWARE
+    caused_by: ClassVar[Culprit] = Culprit.HARDWARE
 
 
 # -- arguments of start_req --

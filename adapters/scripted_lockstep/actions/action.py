@@ -75,10 +75,7 @@ class Intervention(EngineAction, frozen=True, kw_only=True, omit_defaults=True):
 
     event: ClassVar[Any]
     is_control: ClassVar[bool] = True
-
-    @property
-    def culprit(self) -> Culprit:
-        return Culprit.OPERATOR
+    caused_by: ClassVar[Culprit] = Culprit.OPERATOR
 
     def operator_event(self) -> OperatorEvent:
         """Return the action's event, with the same fields."""

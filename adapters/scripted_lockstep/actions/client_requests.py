@@ -70,10 +70,7 @@ class AbortRequest(EngineCall, frozen=True, kw_only=True, omit_defaults=True, ta
     examples: ClassVar = ("abort a",)
     event: ClassVar = Abort
     route: ClassVar = "/abort_request"
-
-    @property
-    def culprit(self) -> Culprit:
-        return Culprit.CLIENT
+    caused_by: ClassVar[Culprit] = Culprit.CLIENT
 
     @staticmethod
     @verb

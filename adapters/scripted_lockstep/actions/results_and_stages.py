@@ -67,10 +67,7 @@ class KillStage(EngineAction, frozen=True, kw_only=True, omit_defaults=True, tag
     is_fatal: ClassVar[bool] = True
     is_control: ClassVar[bool] = True
     shell_words: ClassVar = {"kill": "kill_stage"}
-
-    @property
-    def culprit(self) -> Culprit:
-        return Culprit.HARDWARE
+    caused_by: ClassVar[Culprit] = Culprit.HARDWARE
 
     @staticmethod
     @verb
@@ -123,10 +120,7 @@ class StallStage(EngineAction, frozen=True, kw_only=True, omit_defaults=True, ta
     needs_open: ClassVar[bool] = True
     is_control: ClassVar[bool] = True
     shell_words: ClassVar = {"stall": "stall_stage"}
-
-    @property
-    def culprit(self) -> Culprit:
-        return Culprit.HARDWARE
+    caused_by: ClassVar[Culprit] = Culprit.HARDWARE
 
     @staticmethod
     @verb

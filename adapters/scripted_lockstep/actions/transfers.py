@@ -34,10 +34,7 @@ class HoldTransfers(EngineAction, frozen=True, kw_only=True, omit_defaults=True,
     examples: ClassVar = ("hold-transfers",)
     needs_open: ClassVar[bool] = True
     is_control: ClassVar[bool] = True
-
-    @property
-    def culprit(self) -> Culprit:
-        return Culprit.HARDWARE
+    caused_by: ClassVar[Culprit] = Culprit.HARDWARE
 
     @staticmethod
     @verb
@@ -82,10 +79,7 @@ class FailTransfer(EngineAction, frozen=True, kw_only=True, omit_defaults=True, 
 
     examples: ClassVar = ("fail-transfer", "fail-transfer pages=1")
     event: ClassVar = PrefillFailed
-
-    @property
-    def culprit(self) -> Culprit:
-        return Culprit.HARDWARE
+    caused_by: ClassVar[Culprit] = Culprit.HARDWARE
 
     @staticmethod
     @verb

@@ -24,10 +24,7 @@ class UpdateWeights(SignalAction, frozen=True, kw_only=True, omit_defaults=True,
     version: int
 
     examples: ClassVar = ("weights version=1",)
-
-    @property
-    def culprit(self) -> Culprit:
-        return Culprit.OPERATOR
+    caused_by: ClassVar[Culprit] = Culprit.OPERATOR
 
     @staticmethod
     @verb
