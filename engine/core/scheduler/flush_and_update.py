@@ -57,10 +57,9 @@ class FlushAndUpdate(Feature):
         self._core.answer_now(self.answer_due(now))
 
     def answer_due(self, now: float) -> CallAnswer | None:
-        """Return the answer to the waiting call, if there is one and it is due."""
+        """Return the answer to the waiting call if it is due."""
         call = self._deferred
-        if call is None:
-            return None
+        assert call is not None, "a deadline is set, but no call waits"
         assert self.deadline is not None, f"{call} waits without a deadline"
         quiescent = self._books.is_quiescent
         if not quiescent and now < self.deadline:

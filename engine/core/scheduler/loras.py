@@ -210,8 +210,7 @@ class Loras(Feature):
     def answer_due(self, now: float) -> CallAnswer | None:
         """Return the refusal of a waiting unload that has timed out; it becomes due once nothing uses its LoRA."""
         call = self._deferred
-        if call is None:
-            return None
+        assert call is not None, "a deadline is set, but no unload waits"
         assert self.deadline is not None, f"{call} waits without a deadline"
         users = self._users_of(self.known[call.name])
         if users and now < self.deadline:
