@@ -27,7 +27,7 @@ from scripted.script.arguments import check_plain
 from scripted.script.decorator import run_tests_with
 from scripted.script.harness import Harness, ServerPool, servers_of, sims_of
 from scripted.script.isolation import run_isolated
-from scripted.script.on_adapters import ScriptEnded, script_runner
+from scripted.script.on_adapters import script_runner
 from scripted.script.scripted_test import ScriptedTest
 
 # CPU seconds for vetting the scripts of one session, and for one script.
@@ -107,7 +107,7 @@ class ScriptedSession:
         if not self.isolates:  # for a debugger, whose user needs time
             options = msgspec.structs.replace(options, timeout_s=_DEBUG_S)
 
-        def run() -> ScriptEnded:
+        def run() -> ScriptOutcome:
             return runner.run_script(test.script, arguments, config=test.config, options=options, mutant=mutant)
 
         # A tracer measures coverage or is a debugger; both need the script in this process.

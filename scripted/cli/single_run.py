@@ -74,8 +74,8 @@ def _verdict(spec: str, outcome: RecordedRun, mutant: str | None) -> Iterator[st
         yield f"because: {ending.reason}"
     done = outcome.success
     if done is not None and outcome.trace is not None:
-        plans = getattr(done, "plan_digest", "")
-        yield f"digest {outcome.trace.log.steps[-1].digest}" + (f", of the plans alone {plans}" if plans else "")
+        plans = f", of the plans alone {done.plan_digest}" if done.plan_digest else ""
+        yield f"digest {outcome.trace.log.steps[-1].digest}{plans}"
         yield from (f"reached {times} times: {name}" for name, times in done.reached.items())
         yield from (f"{name}: {count}" for name, count in done.loose_ends.items())
         yield f"outputs compared with the same request run alone: {done.compared}"

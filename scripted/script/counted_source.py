@@ -269,7 +269,10 @@ def _asserts(call: ast.Call) -> bool:
 
 
 def _called(call: ast.Call) -> str:
-    return call.func.attr if isinstance(call.func, ast.Attribute) else getattr(call.func, "id", "")
+    match call.func:
+        case ast.Name(id=name) | ast.Attribute(attr=name):
+            return name
+    return ""
 
 
 def _hook(name: str, *arguments: int | ast.expr) -> ast.Call:

@@ -44,10 +44,13 @@ class ScriptOutcome(msgspec.Struct, frozen=True, kw_only=True):
     ``compared`` counts the outputs that equalled the same request run alone. ``loose_ends`` counts, by name, leftovers
     that are likely mistakes. ``asked`` counts how often each assertion ran, by line and text. If the options ask for a
     record, ``log`` has every step, ``notes`` the first step of each window, and ``fleet`` the steps of other engines.
+    ``digest`` and ``plan_digest`` cover the script's own steps; empty for an adapter without digests.
     """
 
     steps: int
     reached: dict[str, int]
+    digest: str = ""
+    plan_digest: str = ""
     compared: int = 0
     loose_ends: dict[str, int] = {}
     log: StepLog | None = None

@@ -30,7 +30,6 @@ from scripted.report.frames import Frame, definition_of
 from scripted.script import run as script_run
 from scripted.script.child import ChildDied, ChildLate, run_in_child
 from scripted.script.measure import count_assertions
-from scripted.script.on_adapters import ScriptEnded
 from scripted.script.options import ScriptOptions
 from scripted.script.scripted_test import ScriptedTest
 from scripted.script.source import code_of
@@ -96,7 +95,7 @@ class _Ended(msgspec.Struct, frozen=True):
 _decoder: Final = msgspec.msgpack.Decoder(_Ended)
 
 
-def run_isolated(test: ScriptedTest, options: ScriptOptions, run: Callable[[], ScriptEnded]) -> dict[str, int]:
+def run_isolated(test: ScriptedTest, options: ScriptOptions, run: Callable[[], ScriptOutcome]) -> dict[str, int]:
     """Run a script in a child by ``run()``, and return the counts of its outcome. Raises ScriptError as ``run`` does.
 
     A script that ends its process, or does not end in time, fails too.

@@ -6,31 +6,16 @@ An adapter that is only searched implements none of them.
 from __future__ import annotations
 
 from collections.abc import Callable, Generator, Mapping
-from typing import Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Protocol, runtime_checkable
 
 from scripted.core.adapters import adapter_named
 from scripted.core.machine import ConfigIn
 from scripted.core.protocol import TestHead
 from scripted.core.refusals import ScriptDefinitionError
-from scripted.report.step_log import Note, StepLog
 from scripted.script.options import ScriptOptions
 
-
-class ScriptEnded(Protocol):
-    """The outcome of a script that passed; ``log`` has its steps if the options ask for a record."""
-
-    @property
-    def steps(self) -> int: ...
-
-    @property
-    def log(self) -> StepLog | None: ...
-
-    @property
-    def notes(self) -> tuple[Note, ...]: ...
-
-    def counts(self) -> dict[str, int]:
-        """Return the counts that the summary of many scripts adds up, by name."""
-        ...
+if TYPE_CHECKING:
+    from scripted.script.execution import ScriptOutcome
 
 
 @runtime_checkable
@@ -45,7 +30,7 @@ class RunsScripts(Protocol[ConfigIn]):
         config: ConfigIn,
         options: ScriptOptions,
         mutant: str | None,
-    ) -> ScriptEnded:
+    ) -> ScriptOutcome:
         """Run a generator function that takes ``t`` on a machine of this configuration. Raises ScriptError."""
         ...
 

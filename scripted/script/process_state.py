@@ -34,7 +34,7 @@ _PACKAGES: Final = ("engine", "lockstep", *harness_packages())
 _NOTED: Final = frozenset((*_PACKAGES, *sys.stdlib_module_names))
 _CODE: Final = (types.FunctionType, types.BuiltinFunctionType, type, staticmethod, classmethod, property)
 _RLIMITS: Final = tuple({number for name, number in vars(resource).items() if name.startswith("RLIMIT_")})
-_SIGNALS: Final = tuple(number for number in signal.valid_signals() if number < getattr(signal, "SIGRTMIN", 32))
+_SIGNALS: Final = tuple(number for number in signal.valid_signals() if number < signal.SIGRTMIN)
 
 
 def _umask() -> int:

@@ -61,7 +61,7 @@ def code_of(function: Callable[..., object]) -> types.CodeType:
     return code
 
 
-def idle_statements(function: Callable[..., object]) -> Iterator[str]:
+def idle_statements(function: types.FunctionType) -> Iterator[str]:
     """Yield ``line N: the fault, and the remedy`` for each statement of a script that neither tests nor does anything.
 
     Helpers in the script's file, called by name or as methods of its class, follow the script.
@@ -229,12 +229,12 @@ def _expects_errors(statement: ast.With) -> bool:
     return any("raises" in ast.unparse(item) or "suppress" in ast.unparse(item) for item in statement.items)
 
 
-def _why_idle(statement: ast.stmt, function: Callable[..., object]) -> str | None:
+def _why_idle(statement: ast.stmt, function: types.FunctionType) -> str | None:
     match statement:
         case ast.Assert(test=test):
             return _why_always_true(test) or _why_fixed(test, function)
         case ast.Expr(value=value):
-            return _why_dropped(value, ast.unparse(value), getattr(function, "__globals__", {}))
+            return _why_dropped(value, ast.unparse(value), function.__globals__)
     return None
 
 
@@ -261,11 +261,11 @@ def _why_dropped(value: ast.expr, text: str, names: Mapping[str, object]) -> str
     return None
 
 
-def _why_fixed(test: ast.expr, function: Callable[..., object]) -> str | None:
+def _why_fixed(test: ast.expr, function: types.FunctionType) -> str | None:
     """Explain an assertion on constants, including the file's own, which no run changes."""
     inside = list(ast.walk(test))
     names = {node.id for node in inside if isinstance(node, ast.Name)}
-    code, values = code_of(function), getattr(function, "__globals__", {})
+    code, values = code_of(function), function.__globals__
     local = {*code.co_varnames, *code.co_cellvars, *code.co_freevars}
     if not names or names & local or any(isinstance(node, _ACTS) for node in inside):
         return None

@@ -37,9 +37,10 @@ from scripted.script.changed_answers import Answers, Change
 from scripted.script.child import ChildDied, ChildLate, run_in_child
 from scripted.script.context import NEVER_REACHED, BaseContext
 from scripted.script.counted_source import Site
+from scripted.script.execution import ScriptOutcome
 from scripted.script.interruptions import Verdict
 from scripted.script.measure import Measured, count_assertions, negate, raises_itself, reading_by
-from scripted.script.on_adapters import ScriptEnded, script_runner
+from scripted.script.on_adapters import script_runner
 from scripted.script.scripted_test import ScriptedTest
 from scripted.script.source import ScriptFunction, code_of
 
@@ -311,7 +312,7 @@ class _Runs:
         assert measured is not None, "a run sets it"
         self.longest = min(self.longest, _LONGER * first.steps + _MARGIN_STEPS)
         again = self._run(None, is_plain=True)
-        self.differs = _digest_of(again) != _digest_of(first)
+        self.differs = (again.steps, again.digest) != (first.steps, first.digest)
         self.left = {name: count for name, count in again.counts().items() if _may_be_a_mistake(name)}
         adapter = adapter_named(self.test.adapter)
         return measured, tuple(adapter.bugs_met(codes)) if isinstance(adapter, HasMutants) else ()
@@ -441,7 +442,7 @@ class _Runs:
         test: ScriptedTest | None = None,
         arguments: Mapping[str, object] | None = None,
         is_plain: bool = False,
-    ) -> ScriptEnded:
+    ) -> ScriptOutcome:
         """Run once, with an audit at the end, as with ``--mutant``. Adds the ids of called code to ``codes``.
 
         A plain run has the assertions that pytest demands, and the script's own time limit.
@@ -541,10 +542,6 @@ def _leaves(handler: logging.Handler) -> bool:
 
 def _may_be_a_mistake(count: str) -> bool:
     return count not in ("steps", "compared") and not count.startswith((ASKED, NOT_COMPARED))
-
-
-def _digest_of(ended: ScriptEnded) -> tuple[int, object]:
-    return ended.steps, getattr(ended, "digest", None)
 
 
 def _asks_for(text: str, modes: frozenset[str]) -> bool:

@@ -67,7 +67,7 @@ def _watched_s() -> float:
 def unwatched() -> Iterator[None]:
     """Exclude one-time work of a process, such as loading a model, from the time of any watchdog."""
     global _unwatched_s
-    if threading.current_thread() is not threading.main_thread() or not hasattr(signal, "setitimer"):
+    if threading.current_thread() is not threading.main_thread():
         yield
         return
     started = time.process_time()
@@ -151,7 +151,7 @@ def watchdog(
     interrupted again. Overdue is raised in a frame for which ``is_owner`` holds if sampling finds one. A timer that was
     already running, such as pytest-timeout's, continues afterwards.
     """
-    if threading.current_thread() is not threading.main_thread() or not hasattr(signal, "setitimer"):
+    if threading.current_thread() is not threading.main_thread():
         yield lambda: False
         return
 

@@ -34,7 +34,6 @@ from scripted.core.violation import Violation
 from scripted.report.rerun import Rerun
 from scripted.report.step_log import StepLog
 from scripted.script.harness import ScriptedServer, ScriptedSim, ServerPool
-from scripted.script.on_adapters import ScriptEnded
 from scripted.script.options import ScriptOptions
 from scripted.script.source import ScriptFunction
 from scripted.sdk.actions import ResumeAll, WakeAll, actions_of
@@ -470,7 +469,7 @@ class SchedulerAdapter(
         config: _SettingsT,
         options: ScriptOptions,
         mutant: str | None,
-    ) -> ScriptEnded:
+    ) -> ScriptOutcome:
         """Run a generator function that takes ``t``. Raises ScriptFailed or ScriptTimeout."""
         from scripted.sdk.script.runner import run_script
 

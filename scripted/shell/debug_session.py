@@ -24,8 +24,9 @@ from scripted.report.step_log import StepLog, log_of_adapter
 from scripted.report.table import render_text, step_table
 from scripted.report.trace import Trace, TraceHeader
 from scripted.script.context import BaseContext
+from scripted.script.execution import ScriptOutcome
 from scripted.script.handles import BaseRequest
-from scripted.script.on_adapters import ScriptEnded, script_runner
+from scripted.script.on_adapters import script_runner
 from scripted.script.options import ScriptOptions
 from scripted.script.state import State
 from scripted.script.wait import Steps
@@ -295,7 +296,7 @@ def _text_of(exc: Exception, names: Names) -> str:
     return f"{type(exc).__name__}: {exc}{meant}"
 
 
-def _verdict(done: ScriptEnded) -> str:
+def _verdict(done: ScriptOutcome) -> str:
     digest = f", digest {done.log.steps[-1].digest}" if done.log is not None and done.log.steps else ""
     compared = plural(done.counts()["compared"], "output")
     return f"the scheduler drained and every check held: {plural(done.steps, 'step')}{digest}, {compared} compared"

@@ -31,14 +31,12 @@ def configs_of(script: Any, *others: EngineConfig) -> list[EngineConfig]:
 
 
 class ScriptSucceeded(ScriptOutcome, frozen=True, kw_only=True, tag=True):
-    """The script passed. ``digest`` and ``plan_digest`` cover its own steps.
+    """The script passed.
 
     ``skipped`` outputs were not compared, by the reason. ``printed`` is output that was not shown yet. ``spent``: the
     script killed a stage, so the engine is not reused. ``records`` are present if the options request a record.
     """
 
-    digest: str
-    plan_digest: str
     skipped: dict[str, int] = msgspec.field(default_factory=dict)
     printed: str = ""
     spent: bool = False
