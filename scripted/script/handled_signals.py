@@ -1,4 +1,4 @@
-"""Tells whether another process still handles a signal, by what Linux says of its main thread."""
+"""Asks Linux whether the main thread of another process is still handling a signal."""
 
 from __future__ import annotations
 
@@ -6,14 +6,14 @@ import signal
 from pathlib import Path
 from typing import Final
 
-# Signals that wait for the thread or for the process, and those that are blocked, as each is while its handler runs.
+# Signals pending for the thread and for the process, and blocked ones: a signal is blocked while its handler runs.
 _MASKS: Final = frozenset({"SigPnd", "ShdPnd", "SigBlk"})
 
 
 def is_handling(pid: int, number: signal.Signals) -> bool:
-    """Return whether the signal waits or its handler runs. False for a process that has ended, and without ``/proc``.
+    """Return whether the signal is pending or its handler runs. False for an ended process, and without ``/proc``.
 
-    Between the two it can be False as well, so that a caller must also see what the handler has begun.
+    It may also be False between the two, so a caller must check the handler's first effect as well.
     """
     try:
         lines = Path(f"/proc/{pid}/status").read_text(encoding="utf-8", errors="replace").splitlines()

@@ -158,7 +158,7 @@ def raises_itself(error: BaseException) -> bool:
 
 
 def asserting_nothing(name: str) -> str:
-    """Word the refusal of a script without an assertion."""
+    """Return the error for a script without an assertion."""
     return (
         f"{name} came to its end without one assertion, so it tested nothing; assert something about clients or the "
         "engine, or declare must_reach=[...] with t.sometimes, or t.smoke() if it is enough that the script ends"

@@ -10,7 +10,7 @@ from scripted.sdk.messages import Batch
 
 
 class SimulatedEncoder:
-    """Computed images; the cache has room for ``room`` tokens, 0 for a model without images."""
+    """Computes images, and caches at most ``room`` tokens of them; 0 for a model without images."""
 
     def __init__(self, room: int) -> None:
         self.room = room

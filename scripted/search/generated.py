@@ -151,8 +151,8 @@ def generated_schedule(number: int, of: str) -> Schedule:
         else:
             return _with_turns(_with_retry(schedule, row, number), number)
     raise HarnessError(
-        f"{generated_target(number)} of {of} makes no configuration in {_DRAWS} draws of {dict(row)}: {refused}; its "
-        "space allows what cannot be"
+        f"{generated_target(number)} of {of} makes no configuration in {_DRAWS} draws of {dict(row)}: {refused}; "
+        "allows() of its space must refuse these levels"
     )
 
 

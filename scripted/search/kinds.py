@@ -1,9 +1,9 @@
 """Sorts the failures of a search by cause into kinds of failure, some of them known.
 
-A failure is a known defect if it no longer comes with that defect's fix. Otherwise it belongs to a kind if it has the
-kind's settings and events, still fails with only these, and no longer fails in the same way without one of them. A
-failure that no kind explains is shrunk, and then shrunk further while it fails in any way. It belongs to the kind with
-the same wrong decision or the same simplest failure whose code it needs, more of it if the two do not fail alike.
+A failure is a known defect if that defect's fix prevents it. Otherwise it belongs to a kind if it has the kind's
+settings and events, still fails with only these, and no longer fails in the same way without one of them. A failure
+that no kind explains is shrunk, and then shrunk further while it fails in any way. It belongs to the kind with the same
+wrong decision or the same simplest failure whose code it needs, more of it if the two do not fail alike.
 """
 
 from __future__ import annotations
@@ -244,7 +244,7 @@ class Sorter:
             if (
                 kind.schedule is None
                 and (other.target, other.failure.signature, other.failure.place)
-                == ((finding.target, finding.failure.signature, finding.failure.place))
+                == (finding.target, finding.failure.signature, finding.failure.place)
                 and sorted(one.action.kind for one in other.extra) == events
             ):
                 kind.seen += 1

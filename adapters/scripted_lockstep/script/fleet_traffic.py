@@ -38,7 +38,7 @@ Heard = Generate | Abort | PrefillFailed | ConfirmedPages
 
 
 class WiredEngine(Protocol):
-    """An engine."""
+    """An engine whose messages travel over a fleet's links."""
 
     name: str
 

@@ -1,7 +1,6 @@
 """The second tier of the executable specification: pages on the host, and the copies to it and from it.
 
-Names in bold are the rules of docs/rules.md. This module knows neither the order of
-requests nor time nor page numbers.
+Names in bold are the rules of docs/rules.md. This module knows neither the order of requests nor time nor page numbers.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Memory of the executable specification: rows, pages and the prefix cache, counted again at each query.
 
-Names in bold are the rules of docs/rules.md. This module knows neither the order of
-requests nor time nor the numbers of pages and rows.
+Names in bold are the rules of docs/rules.md. This module knows neither the order of requests nor time nor the numbers
+of pages and rows.
 """
 
 from __future__ import annotations

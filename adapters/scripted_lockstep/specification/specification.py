@@ -1,8 +1,8 @@
 """The executable specification: the engine's promises for each step, written as plainly as possible.
 
 A second scheduler, obvious instead of fast. It shares only messages, plan structs and limits with the first; it keeps
-lists, and recounts instead of counting. Names in bold are the rules of docs/rules.md:
-read both side by side. The page also says what is not specified.
+lists, and recounts instead of counting. Names in bold are the rules of docs/rules.md: read both side by side. The page
+also says what is not specified.
 """
 
 from __future__ import annotations

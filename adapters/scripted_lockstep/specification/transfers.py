@@ -1,7 +1,6 @@
 """Transfers of the executable specification: prompts that are received from others, and prompts that are sent.
 
-Names in bold are the rules of docs/rules.md. This module ends no request and frees
-nothing.
+Names in bold are the rules of docs/rules.md. This module ends no request and frees nothing.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """The window pool of the executable specification: the window pages beside pages, counted again at each query.
 
-Names in bold are the rules of docs/rules.md. This module knows neither the order of
-requests nor time nor the numbers of window pages.
+Names in bold are the rules of docs/rules.md. This module knows neither the order of requests nor time nor the numbers
+of window pages.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Lets recorders write before the process that started their engines ends them: vLLM's kills its engine at once."""
+"""Gives recorders time to write before the parent process kills their engines, as vLLM's front end does at once."""
 
 from __future__ import annotations
 
