@@ -6,10 +6,11 @@ none.
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Callable
 from threading import Lock, Thread
-from typing import Generic, TypeVar
+from typing import ClassVar, Generic, TypeVar
 
 from engine.core.messages import Grammar, GrammarReady
 from engine.core.plan import GrammarOrder, LoraOrder
@@ -19,23 +20,27 @@ from engine.model.runner import StageRunner
 _OrderT = TypeVar("_OrderT")
 
 
-class OrderThread(Generic[_OrderT]):
-    """Calls ``carry_out`` with each order in a thread named ``name``, while there are orders."""
+class OrderThread(ABC, Generic[_OrderT]):
+    """Carries out one order after another in a thread called ``name``, which lives while there are orders."""
 
-    def __init__(self, name: str, carry_out: Callable[[_OrderT], None]) -> None:
-        self._name = name
-        self._carry_out = carry_out
+    name: ClassVar[str]
+
+    def __init__(self) -> None:
         self._lock = Lock()
         self._open: deque[_OrderT] = deque()
         self._is_running = False
         self._thread: Thread | None = None
+
+    @abstractmethod
+    def carry_out(self, order: _OrderT) -> None:
+        """Carry out an order and answer it, in the thread."""
 
     def add(self, order: _OrderT) -> None:
         with self._lock:
             self._open.append(order)
             if not self._is_running:
                 self._is_running = True
-                self._thread = Thread(target=self._run, name=self._name, daemon=True)
+                self._thread = Thread(target=self._run, name=self.name, daemon=True)
                 self._thread.start()
 
     def wait(self) -> None:
@@ -50,28 +55,27 @@ class OrderThread(Generic[_OrderT]):
                     self._is_running = False
                     return
                 order = self._open.popleft()
-            self._carry_out(order)
+            self.carry_out(order)
 
 
-class GrammarCompiler:
+class GrammarCompiler(OrderThread[tuple[int, Grammar]]):
     """Compiles into ``grammars``, and calls ``answer`` with each result."""
 
+    name = "grammar-compiler"
+
     def __init__(self, grammars: CompiledGrammars, answer: Callable[[GrammarReady], None]) -> None:
+        super().__init__()
         self._grammars = grammars
         self._answer = answer
-        self._thread = OrderThread("grammar-compiler", self._compile)
 
     def order(self, order: GrammarOrder) -> None:
         if order.grammar is None:
             self._grammars.forget(order.id)
             return
         self._grammars.want(order.id)
-        self._thread.add((order.id, order.grammar))
+        self.add((order.id, order.grammar))
 
-    def wait(self) -> None:
-        self._thread.wait()
-
-    def _compile(self, order: tuple[int, Grammar]) -> None:
+    def carry_out(self, order: tuple[int, Grammar]) -> None:
         number, grammar = order
         error = self._grammars.compile(number, grammar)
         if error is None:
@@ -80,23 +84,22 @@ class GrammarCompiler:
             self._answer(GrammarReady(grammar_id=number, error=str(error), reason=error.reason))
 
 
-class LoraReader:
+class LoraReader(OrderThread[tuple[int, Callable[[], str | None]]]):
     """Reads the shares of LoRAs for ``runner``, and calls ``answer`` with each version and its error, if any."""
 
+    name = "lora-reader"
+
     def __init__(self, runner: StageRunner, answer: Callable[[int, str | None], None]) -> None:
+        super().__init__()
         self._runner = runner
         self._answer = answer
-        self._thread = OrderThread("lora-reader", self._read)
 
     def order(self, order: LoraOrder) -> None:
         if order.path is None:
             self._runner.read_loras.forget(order.version)
         else:
-            self._thread.add((order.version, self._runner.begin_lora(order)))
+            self.add((order.version, self._runner.begin_lora(order)))
 
-    def wait(self) -> None:
-        self._thread.wait()
-
-    def _read(self, order: tuple[int, Callable[[], str | None]]) -> None:
+    def carry_out(self, order: tuple[int, Callable[[], str | None]]) -> None:
         version, read = order
         self._answer(version, read())

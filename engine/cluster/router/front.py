@@ -227,7 +227,7 @@ async def _events(asked: PassedRequest, parts: AsyncIterator[Head | bytes], head
 
 
 def _last_event(asked: PassedRequest, error: ErrorBody, sent: bytes) -> msgspec.Struct:
-    """Return the error event that ends a stream in the route's protocol; ``told`` are the events sent last."""
+    """Return the error event that ends a stream in the route's protocol; ``sent`` are the events before it."""
     path = asked.target.partition("?")[0]
     if path != "/v1/responses":
         return error_of_route(path, error)

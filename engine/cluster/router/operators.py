@@ -151,9 +151,9 @@ class FleetOperators:
         self._send(self._machine.answered(ask.engine, ok=ok, words=words, seen=seen))
 
     async def _look(self, ask: Ask) -> tuple[bool, str, Seen | None]:
-        proxy = self._engines.engines[ask.engine].proxy
+        peer = self._engines.engines[ask.engine].proxy.peer
         while True:
-            state = await proxy.state()
+            state = await peer.state()
             if state.stats is None:
                 raise PartnerError("has a scheduler that does not answer")
             if not state.open_calls:
@@ -167,6 +167,6 @@ class FleetOperators:
             Verb.UPDATE: {"model_path": ask.argument},
             Verb.SLEEP: {"mode": ask.argument, "level": ask.level},
         }
-        proxy = self._engines.engines[ask.engine].proxy
-        answer = await proxy.operate(_TARGETS[ask.verb], bodies.get(ask.verb))
+        peer = self._engines.engines[ask.engine].proxy.peer
+        answer = await peer.operate(_TARGETS[ask.verb], bodies.get(ask.verb))
         return answer.is_ok, answer.words, None

@@ -15,7 +15,7 @@ import httpx
 
 from engine.core.routing.load import Load
 from engine.core.routing.placement import NO_PROMPT, Prompt
-from engine.frontend.http.peers import About, OperatedState, PartnerError, Peer, PeerAnswer
+from engine.frontend.http.peers import PartnerError, Peer
 from engine.frontend.schema.errors import ApiError
 from engine.process.settings import ServerSettings
 
@@ -95,13 +95,16 @@ _STATUSES: Final = range(200, 600)
 
 
 class EngineProxy:
-    """Forwards requests to the engine at ``base_url``; its replies carry the name ``replica``."""
+    """Forwards requests to the engine at ``base_url``; its replies carry the name ``replica``.
+
+    ``peer`` makes the router's own calls to the engine, with the router's keys.
+    """
 
     def __init__(
         self, base_url: str, replica: str, settings: ServerSettings, transport: httpx.AsyncBaseTransport | None = None
     ) -> None:
         self._replica = replica
-        self._peer = Peer(base_url, settings, PATIENCE_S, transport)
+        self.peer = Peer(base_url, settings, PATIENCE_S, transport)
 
     async def answer(self, request: PassedRequest) -> AsyncGenerator[Head | bytes, None]:
         """Forward a request: yield the head of the engine's reply, then its bytes.
@@ -111,7 +114,7 @@ class EngineProxy:
         """
         dropped = _NOT_PASSED_ON | _named_by_connection(request.headers)
         headers = [(name, value) for name, value in request.headers if name not in dropped]
-        client = self._peer.client
+        client = self.peer.client
         try:
             sent = client.build_request(request.method, request.target, headers=headers, content=request.body)
         except (httpx.InvalidURL, ValueError) as exc:
@@ -129,27 +132,15 @@ class EngineProxy:
     async def why_not_serving(self) -> str | None:
         """Return why the engine takes no requests (down, starting, draining); None when it takes them."""
         try:
-            status = await self._peer.health()
+            status = await self.peer.health()
         except PartnerError as exc:
             return str(exc)
         return None if status == httpx.codes.OK else f"is draining or starting ({status})"
 
-    async def about(self) -> About:
-        """Return the engine's settings and limits. Raises PartnerError."""
-        return await self._peer.about()
-
-    async def state(self) -> OperatedState:
-        """Return the state that operators change: pause, weights, sleep. Raises PartnerError."""
-        return await self._peer.state()
-
-    async def operate(self, target: str, body: object = None) -> PeerAnswer:
-        """Call as an operator, with the router's own key. Raises PartnerError without a complete reply."""
-        return await self._peer.operate(target, body)
-
     async def load(self) -> Load | None:
         """Return the load; None while the scheduler is too busy to report it. Raises PartnerError otherwise."""
         try:
-            return await self._peer.load()
+            return await self.peer.load()
         except PartnerError as exc:
             if exc.status == httpx.codes.SERVICE_UNAVAILABLE:
                 return None
@@ -159,12 +150,12 @@ class EngineProxy:
         """Return the load for a client, who needs the engine's key. Raises ApiError."""
         allowed = {name: value for name, value in headers if name == "authorization"}
         try:
-            return await self._peer.load_for(allowed)
+            return await self.peer.load_for(allowed)
         except PartnerError as exc:
             raise ApiError.unavailable(f"the engine of replica {self._replica} does not report its load") from exc
 
     async def close(self) -> None:
-        await self._peer.close()
+        await self.peer.close()
 
 
 def _status_of(answer: httpx.Response) -> int:

@@ -193,7 +193,7 @@ class EngineWatch:
         """Fetch the load, and for a new or restarted engine its settings. Returns why it cannot be used, else ''."""
         try:
             if self._engine.why_not:
-                about = await self._engine.proxy.about()
+                about = await self._engine.proxy.peer.about()
                 if about != self._about:
                     await self._join(about)
             load = await self._engine.proxy.load()

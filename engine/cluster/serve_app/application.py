@@ -124,7 +124,7 @@ class EngineReplica:
         load = None
         with contextlib.suppress(PartnerError):
             if self._about is None:
-                self._about = await self._proxy.about()
+                self._about = await self._proxy.peer.about()
             load = await self._proxy.load()
         live, replay = self._server.kv_endpoints
         events = {"node": self._node, "live": live, "replay": replay}
@@ -136,7 +136,7 @@ class EngineReplica:
     async def about(self) -> About | ApiError:
         """Return the engine's settings and limits, with which a front reads prompts, or the refusal."""
         try:
-            return await self._proxy.about()
+            return await self._proxy.peer.about()
         except PartnerError as exc:
             return ApiError.unavailable(f"the engine of replica {self._name} {exc}")
 

@@ -89,7 +89,8 @@ class PrefixRequestRouter(RequestRouter):
         if not chosen:
             self._placement.ended(ticket)
             return []
-        self._keep_choice(pending_request, ticket)
+        # Counted before Serve carries it out, so that the next choice sees it.
+        self._tickets[pending_request.metadata.internal_request_id] = ticket
         return [chosen]
 
     async def _choose_replica_for_request(
@@ -107,10 +108,6 @@ class PrefixRequestRouter(RequestRouter):
         ticket = self._tickets.get(internal_request_id)
         if ticket is not None and ticket.replica == replica_id.unique_id:
             self._end(internal_request_id, ticket)
-
-    def _keep_choice(self, pending: PendingRequest, ticket: Ticket) -> None:
-        """Count a choice before Serve carries it out, so that the next choice sees it."""
-        self._tickets[pending.metadata.internal_request_id] = ticket
 
     def _drop_choice(self, pending: PendingRequest) -> None:
         """Undo a choice if its replica refused the request, the front tries another one or the client has left."""

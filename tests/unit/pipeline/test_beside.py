@@ -58,8 +58,8 @@ def test_the_thread_ends_with_the_work_and_comes_again() -> None:
     for number in range(1, 4):
         compiler.order(order(number))
         compiler.wait()
-        assert compiler._thread._thread is not None
-        assert not compiler._thread._thread.is_alive()
+        assert compiler._thread is not None
+        assert not compiler._thread.is_alive()
     assert [answer.grammar_id for answer in answers] == [1, 2, 3]
 
 

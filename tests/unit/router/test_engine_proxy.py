@@ -116,7 +116,7 @@ def test_silence_is_not_serving_and_no_load(error: Exception) -> None:
 
     proxy = proxy_of(silent)
     assert asyncio.run(proxy.why_not_serving()) is not None
-    for ask in (proxy.load, lambda: proxy.operate("/wake")):
+    for ask in (proxy.load, lambda: proxy.peer.operate("/wake")):
         with pytest.raises(PartnerError, match="is gone"):
             asyncio.run(ask())
     with pytest.raises(ApiError, match="does not report its load"):
@@ -143,14 +143,14 @@ def test_an_odd_answer_holds_nobody_up(monkeypatch: pytest.MonkeyPatch, name: st
     proxy = proxy_of(lambda _: ODD[name]())
     if "JSON" not in name:
         assert asyncio.run(proxy.why_not_serving())
-        for ask in (proxy.load, proxy.about):
+        for ask in (proxy.load, proxy.peer.about):
             with pytest.raises(PartnerError):
                 asyncio.run(ask())
     with pytest.raises(ApiError, match="does not report its load"):
         asyncio.run(proxy.load_for(()))
     if name in ("without end", "compressed"):
         with pytest.raises(PartnerError) as lost:
-            asyncio.run(proxy.operate("/pause_generation", {"mode": "abort"}))
+            asyncio.run(proxy.peer.operate("/pause_generation", {"mode": "abort"}))
         assert lost.value.status is None
 
 
@@ -162,6 +162,6 @@ def test_an_operators_call_takes_its_body_and_its_time(monkeypatch: pytest.Monke
         seen.append(request)
         return httpx.Response(200, stream=Parts(0.05, b"paused"))
 
-    answer = asyncio.run(proxy_of(handle).operate("/pause_generation", {"mode": "abort"}))
+    answer = asyncio.run(proxy_of(handle).peer.operate("/pause_generation", {"mode": "abort"}))
     assert (answer.status, answer.words) == (200, "paused")
     assert (seen[0].content, seen[0].headers["content-type"]) == (b'{"mode":"abort"}', "application/json")
