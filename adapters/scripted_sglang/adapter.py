@@ -63,14 +63,10 @@ _NEVER_EMPTY: Final = (
 )  # fmt: skip
 
 
-def _reference_to(_: weakref.ref[Any], items: list[Any]) -> weakref.ref[Any]:
-    return weakref.ref(items[0])
-
-
 COPIER: Final = Copier(
     shared=_SHARED,
     copied={torch.Tensor: torch.Tensor.clone, np.ndarray: np.ndarray.copy, array: lambda numbers: numbers[:]},
-    rebuilt={weakref.ref: (lambda reference: [reference()], _reference_to)},
+    rebuilt={weakref.ref: (lambda reference: [reference()], lambda _, items: weakref.ref(items[0]))},
     uniform=True,
 )
 

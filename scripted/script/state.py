@@ -78,6 +78,9 @@ class Arrival(_Copy, frozen=True, kw_only=True):
     kind: str
     rid: str | None = None
 
+    def __str__(self) -> str:
+        return self.kind if self.rid is None else f"{self.kind} {self.rid}"
+
 
 class KVState(Snapshot, frozen=True, kw_only=True):
     """Counts of pages: free, cached in the prefix tree, held by requests or reserved; and the tokens per page.
@@ -142,12 +145,8 @@ class State(Snapshot, frozen=True, kw_only=True):
         )
         return (
             f"step {self.step}: waiting={list(self.waiting)} chunked={self.chunked} running={list(self.running)} "
-            + (f"not yet seen: {', '.join(map(_arrival_text, self.arrived))}; " if self.arrived else "")
+            + (f"not yet seen: {', '.join(map(str, self.arrived))}; " if self.arrived else "")
             + f"in flight: {flights or 'nothing'}; "
             f"pages free={self.kv.free} cached={self.kv.cached} held={self.kv.held}; "
             f"rows free={self.rows.free}/{self.rows.total}" + (f"; paused ({self.paused})" if self.paused else "")
         )
-
-
-def _arrival_text(arrival: Arrival) -> str:
-    return arrival.kind if arrival.rid is None else f"{arrival.kind} {arrival.rid}"

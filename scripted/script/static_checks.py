@@ -54,7 +54,8 @@ class Method(Nameless):
         except TypeError as why:
             strange = [name for name in kwargs if name not in signature.parameters]
             guess = nearest(strange[0], signature.parameters) if strange else ""
-            raise BadCall(f"{self._name}(): {why}{guess}; it takes {_parameters(signature)}") from exc
+            takes = ", ".join(signature.parameters) or "nothing"
+            raise BadCall(f"{self._name}(): {why}{guess}; it takes {takes}") from exc
 
     def __iter__(self) -> NoReturn:
         raise BadCall(f"{self._name} is a method; call it: yield from {self._name}(...)")
@@ -110,7 +111,8 @@ def truth_of(value: object, what: str) -> bool:
     if isinstance(value, Nameless):
         return bool(value)
     if callable(value):
-        raise BadCall(f"{what} is {_name_of(value)}, which is always true until it is called; call it")
+        name = getattr(value, "__qualname__", None) or repr(value)
+        raise BadCall(f"{what} is the function {name}, which is always true until it is called; call it")
     if isinstance(value, Iterator) and not isinstance(value, Sized):
         raise BadCall(
             f"{what} is a {type(value).__name__}, which is always true; ask any(...), all(...) or list(...) of it"
@@ -161,11 +163,3 @@ def several(handles: Iterable[_Handle], handle: type) -> list[_Handle]:
     if not found:
         raise BadCall("run_until_all_finished() takes at least one handle, got none: it would wait for nothing")
     return found
-
-
-def _parameters(signature: inspect.Signature) -> str:
-    return ", ".join(signature.parameters) or "nothing"
-
-
-def _name_of(value: object) -> str:
-    return f"the function {getattr(value, '__qualname__', None) or repr(value)}"

@@ -145,17 +145,14 @@ class _Translator(Translator):
             timed=any(stepped.deadline is not None for stepped in steps),
             guesses=bool(can.speculative_tokens),
         )
-        self._stops = sum(bool(event.stop_token_ids) for event in _adds(records))
+        events = (event for record in records for event in record.step.events)
+        self._stops = sum(isinstance(event, Add) and bool(event.stop_token_ids) for event in events)
 
     def batch_of(self, event: Event) -> int | None:
         return event.batch_id if isinstance(event, Completion) else None
 
     def own_notes(self) -> Iterator[str]:
         yield from stops_note(self._stops)
-
-
-def _adds(records: Sequence[Record]) -> Iterator[Add]:
-    return (event for record in records for event in record.step.events if isinstance(event, Add))
 
 
 def _lengths_of(steps: Sequence[Stepped]) -> dict[str, list[int]]:

@@ -18,7 +18,6 @@ from scripted.core.tokens import links_of, next_token, root_of
 from scripted.core.violation import Bounds, Violation
 from scripted.sdk.capabilities import Capabilities, Limits
 from scripted.sdk.encoder import SimulatedEncoder, output_of
-from scripted.sdk.images import Image
 from scripted.sdk.messages import (
     Add,
     Answer,
@@ -217,7 +216,7 @@ class SimulatedRunner:
         for source, target in batch.copies:
             self._copy(source, target)
         if self._encoder.room:
-            self._encoder.encode(batch, self._images_of)
+            self._encoder.encode(batch, lambda rid: self._requests[rid].message.images)
         # Initial states are read before any state is written.
         for share in batch.shares:
             self._check_states(share)
@@ -254,9 +253,6 @@ class SimulatedRunner:
         for share in batch.shares:
             self._missing.setdefault(share.rid, share.start)
         return True
-
-    def _images_of(self, rid: str) -> tuple[Image, ...]:
-        return self._requests[rid].message.images
 
     # -- one share --
 

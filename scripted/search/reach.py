@@ -117,7 +117,7 @@ def _least_unusual(schedule: Schedule, signature: str) -> Schedule:
         candidate = schedule.with_config(config)
         if _fails(candidate, signature):
             return _least_unusual(candidate, signature)
-        other = next(_failing(candidate, signature, _TRIES), None)
+        other = next((one for one in _random_work(candidate, _TRIES) if _fails(one, signature)), None)
         if other is not None:
             return _least_unusual(shrink(other, signature, budget_s=_SHRINK_S).schedule, signature)
     return schedule
@@ -165,10 +165,6 @@ def _rate(schedule: Schedule, signature: str, count: int) -> tuple[int, int]:
     """Run random workloads under these settings; return how many failed in this way and how many ran."""
     drawn = list(_random_work(schedule, count))
     return sum(_fails(one, signature) for one in drawn), len(drawn)
-
-
-def _failing(schedule: Schedule, signature: str, count: int) -> Iterator[Schedule]:
-    return (one for one in _random_work(schedule, count) if _fails(one, signature))
 
 
 def _random_work(schedule: Schedule, count: int) -> Iterator[Schedule]:

@@ -180,16 +180,14 @@ def _expression(word: str, text: str, words: Mapping[str, ShellWord]) -> str:
         raise BadCommand(f"{word} takes a Python expression, got {text.strip()!r}: {exc.msg}") from exc
     # The effect of a verb would be in no statement and could not be undone.
     verbs = {f"t.{known.path}" for known in words.values()}
-    if any(isinstance(node, _ACTS) or _is_one_of(verbs, node) for node in ast.walk(tree)):
+    nodes = list(ast.walk(tree))
+    calls = any(isinstance(node, ast.Attribute) and ast.unparse(node) in verbs for node in nodes)
+    if calls or any(isinstance(node, _ACTS) for node in nodes):
         raise BadCommand(f"{word} takes an expression that only looks, got {text.strip()!r}")
     return ast.unparse(_StateOfT().visit(tree))
 
 
 _ACTS: Final = (ast.Yield, ast.YieldFrom, ast.Await, ast.NamedExpr)
-
-
-def _is_one_of(verbs: set[str], node: ast.AST) -> bool:
-    return isinstance(node, ast.Attribute) and ast.unparse(node) in verbs
 
 
 class _StateOfT(ast.NodeTransformer):

@@ -15,7 +15,6 @@ from engine.core.checkpoint import Checkpoint
 from engine.core.errors import EngineError
 from engine.core.instruments import SilentDigests
 from engine.core.limits import Limits
-from engine.core.memory import Node
 from engine.core.messages import Event, Generate, SamplingParams, salt_key
 from engine.core.recording.checkpoint import checkpoint_of, restored
 from engine.core.scheduler import Scheduler, StepResult
@@ -100,7 +99,7 @@ def _check_hit(limits: Limits, checkpoint: Checkpoint) -> None:
         run = runs[run.parent]
     prompt = (*ids, 1)
     hit = twin.memory.cached_tokens(prompt, kv_key=run.kv_key)
-    if twin.books.paused is not None or not _fits(prompt, limits):
+    if twin.books.paused is not None or limits.why_never_fits(len(prompt), 1) is not None:
         return
     sampling = SamplingParams(max_new_tokens=1, temperature=0.0)
     message = Generate(rid=_RID, prompt_ids=prompt, sampling=sampling, lora=names[version], cache_salt=salts[salt])
@@ -124,15 +123,12 @@ def _with_known_salts(checkpoint: Checkpoint) -> tuple[Checkpoint, dict[int, str
     return msgspec.structs.replace(checkpoint, tree=tree), salts
 
 
-def _fits(prompt: tuple[int, ...], limits: Limits) -> bool:
-    return limits.why_never_fits(len(prompt), 1) is None
-
-
 def _check_eviction(twin: Scheduler) -> None:
     """Evict page by page, least recently used leaf first, until nothing is cached."""
     memory = twin.memory
     for _ in range(min(memory.pages.cached, _PAGES_LIMIT)):
-        first = min((node for node in memory.tree.nodes() if not node.children), key=_last_use)
+        leaves = (node for node in memory.tree.nodes() if not node.children)
+        first = min(leaves, key=lambda node: (node.last_used, node.id))
         before = len(first.pages)
         if memory.tree.evict(1) != 1 or len(first.pages) != before - 1:
             raise Violation(f"of what was restored, {first} was used longest ago, but is not evicted")
@@ -141,7 +137,3 @@ def _check_eviction(twin: Scheduler) -> None:
     audit(twin)
     if memory.pages.cached:
         raise Violation(f"what was restored cannot be evicted: {list(memory.tree.nodes())}")
-
-
-def _last_use(node: Node) -> tuple[int, int]:
-    return node.last_used, node.id

@@ -88,7 +88,9 @@ def replay_engine(
         gate.note_death(exc)
     end = recording.end if until is None else None
     if differs is None and error is None and end is not None and recording.checkpoint is None:
-        differs = _digest_difference(end.plan_digest, scheduler.digests.plan_digest)
+        recorded, replayed = end.plan_digest, scheduler.digests.plan_digest
+        if replayed != recorded:
+            differs = f"every step is as recorded, but the digest is {replayed}, not {recorded}"
     log = log_of(gate.records, recording.header.limits)
     if gate.broken is not None:
         log = log.failing(gate.broken, gate.broken_at)
@@ -113,10 +115,6 @@ def _gate_of(recording: Recording, scheduler: Scheduler, until: int | None, firs
         for line in _what_went_in(recording):
             exc.add_note(line)
         raise
-
-
-def _digest_difference(recorded: str, replayed: str) -> str | None:
-    return None if recorded == replayed else f"every step is as recorded, but the digest is {replayed}, not {recorded}"
 
 
 def _scheduler_of(path: Path, recording: Recording) -> Scheduler:

@@ -113,18 +113,14 @@ class _FlownMachine(SglangMachine):
 
     def _add(self, event: Add) -> None:
         frame = self._frames.pop(event.rid)
-        message = request(
-            event.rid, event.prompt_ids, event.max_new_tokens, self._priority_of(frame), event.stop_token_ids
-        )
+        priority = frame.priority if self.settings.enable_priority_scheduling else None
+        message = request(event.rid, event.prompt_ids, event.max_new_tokens, priority, event.stop_token_ids)
         message.sampling_params.min_new_tokens = int(frame.engine.get("min_new_tokens") or 0)
         message.sampling_params.ignore_eos = bool(frame.engine.get("ignore_eos"))
         message.extra_key = frame.salt or None
         self._alive[event.rid] = event
         self._retractions.begin(event.rid)
         self._say(message)
-
-    def _priority_of(self, frame: Arrived) -> int | None:
-        return frame.priority if self.settings.enable_priority_scheduling else None
 
     def _abort(self, rid: str) -> None:
         self._abort_sent.add(rid)

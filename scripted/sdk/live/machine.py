@@ -160,8 +160,8 @@ class LiveEngine(ABC):
         said: list[int] = []
         for _ in range(_MOST_STEPS):
             stepped = self.step(events, 0.0)
-            said += _said_in(stepped)
-            if _is_end(stepped):
+            said += [token for reply in stepped.replies if isinstance(reply, Tokens) for token in reply.token_ids]
+            if any(map(_ends_alone, stepped.replies)):
                 return tuple(said)
             batch = stepped.microbatch
             events = [] if batch is None else [BatchResult(batch_id=batch.id, token_ids=())]
@@ -245,14 +245,6 @@ class LiveEngine(ABC):
             del self._clients[rid]
         if client.token_ids != token_ids:
             raise Violation(f"the engine tells {rid} {token_ids}, but its client hears {client.token_ids}")
-
-
-def _said_in(stepped: Stepped) -> list[int]:
-    return [token for reply in stepped.replies if isinstance(reply, Tokens) for token in reply.token_ids]
-
-
-def _is_end(stepped: Stepped) -> bool:
-    return any(map(_ends_alone, stepped.replies))
 
 
 def _ends_alone(reply: Reply) -> bool:

@@ -32,7 +32,7 @@ from engine.process.settings import ServerSettings
 from engine.server.launch.preload import PreloadedParent, ServerProcess
 from scripted.core.refusals import ScriptDefinitionError
 from scripted.core.violation import Violation
-from scripted.report.failure import FailureKind, FailureReport, ProcessStack, ScriptError
+from scripted.report.failure import FailureKind, FailureReport, ScriptError
 from scripted.report.frames import Frame, definition_of
 from scripted.script.harness import ScriptedServer
 from scripted.script.options import ScriptOptions
@@ -333,7 +333,8 @@ class EngineServer(ScriptedServer[EngineConfig, ScriptSucceeded]):
         if report.kind is FailureKind.DIED:
             report = self._with_death(report)
         if report.kind is FailureKind.TIMEOUT:
-            report = msgspec.structs.replace(report, stacks=self._stacks())
+            pids = self.serving.pids if self.serving is not None else {}
+            report = msgspec.structs.replace(report, stacks=dump_stacks(pids, self._log))
         return error_of(report, self.config, self.mutant)
 
     def _with_death(self, report: FailureReport) -> FailureReport:
@@ -368,9 +369,6 @@ class EngineServer(ScriptedServer[EngineConfig, ScriptSucceeded]):
             log=None if self._limits is None else log_of(self._steps, self._limits),
             replay=command.options.replay,
         )
-
-    def _stacks(self) -> tuple[ProcessStack, ...]:
-        return dump_stacks(self.serving.pids if self.serving is not None else {}, self._log)
 
     def _log_tail(self) -> str:
         try:
