@@ -70,6 +70,7 @@ def test_every_mutant_fits_and_its_test_is_there() -> None:
         file, _, name = mutant.test.partition("::")
         if name.partition("[")[0] not in _functions_of(ROOT / file):
             wrong.append(f"{mutant.name}: there is no {mutant.test}")
+    for mutant in MUTANTS:
         try:
             with mutant.switched_on():
                 pass
