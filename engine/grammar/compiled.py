@@ -7,6 +7,7 @@ carries out its orders in sequence, beside the computation, and answers each ord
 from __future__ import annotations
 
 import itertools
+import json
 from collections.abc import Callable, Iterator, Sequence
 from threading import Lock
 from typing import Any, ClassVar, Final, NamedTuple
@@ -17,8 +18,9 @@ from numpy.typing import NDArray
 from engine.core.errors import EngineError
 from engine.core.messages import FinishReason, Grammar, GrammarKind
 from engine.grammar.distinct import Guard, Vocabulary, needs_guard
+from engine.grammar.expressions import short_text
 from engine.grammar.patterns import QUIET
-from engine.grammar.source import definition_of, rewritten_schema, why_stuck
+from engine.grammar.source import definition_of, patterns_in, rewritten_schema, why_stuck
 
 
 class GrammarError(EngineError):
@@ -43,16 +45,24 @@ _NEXT: Final = ","
 MOST_ENDINGS: Final = 64
 # The same number when a trial also computes the next mask, which takes ten times as long.
 MOST_CHANGES: Final = 16
+# The patterns of a grammar whose texts may end a string.
+_MOST_PATTERNS: Final = 6
 # A closer that may follow itself this often is text of a string: no lists or objects are that deep.
 _MOST_REPEATED: Final = 256
 
 
 class Closing(NamedTuple):
-    """Ids of the tokens that close a JSON value, of the ones among them that begin with a quote, and of separators."""
+    """Ids of the tokens that close a JSON value, of the ones among them that begin with a quote, and of separators.
+
+    ``escape`` is the backslash, if it is a token. ``texts`` are the tokens of texts that the patterns of a grammar
+    match, the shortest first.
+    """
 
     closers: tuple[int, ...] = ()
     quotes: frozenset[int] = frozenset()
     following: tuple[int, ...] = ()
+    escape: int | None = None
+    texts: tuple[tuple[int, ...], ...] = ()
 
 
 class Matcher:
@@ -131,14 +141,15 @@ class Matcher:
 
         Candidates are the ``best`` tokens and the tokens that close JSON. Prefers tokens after which the output may
         end, then tokens that close a value, then, in text of JSON that must still match a pattern, tokens after which
-        it does, then, outside JSON, tokens that change the next mask; without any, returns ``allowed``, which must be
-        the result of the last call of ``allowed``.
+        it does, or the first of several, then, outside JSON, tokens that change the next mask; without any, returns
+        ``allowed``, which must be the result of the last call of ``allowed``.
         """
-        closers = [one for one in self._closing.closers if allowed[one]]
+        closers = [one for one in self._closing.closers if allowed[one] and not self._is_text(one, allowed)]
         following = [one for one in self._closing.following if allowed[one]]
         found = self._last_ones([*best, *closers])
         if not found and self._closing.closers:
-            found = self._closing_ones(closers) or self._structural(following) or self._matching(allowed, best)
+            found = self._closing_ones(closers) or self._structural(following)
+            found = found or self._matching(allowed, best) or self._leading()
         elif not found:
             found = self._changing(best[:MOST_CHANGES])
         if not found:
@@ -155,6 +166,12 @@ class Matcher:
         # Beside the end of a string they may be its text.
         return (self._structural(brackets) if quotes else brackets) or quotes
 
+    def _is_text(self, closer: int, allowed: NDArray[np.bool_]) -> bool:
+        """Return whether a quote would be the text of a string, after a backslash: the string may go on."""
+        escape = self._closing.escape
+        is_in_string = escape is not None and closer in self._closing.quotes and bool(allowed[escape])
+        return escape is not None and is_in_string and self._consumed([closer, escape]) == len([closer, escape])
+
     def _structural(self, tokens: Sequence[int]) -> list[int]:
         """Return the tokens that are no text of a string, in which they could be repeated."""
         return [one for one in tokens if self._consumed([one] * _MOST_REPEATED) < _MOST_REPEATED]
@@ -166,9 +183,18 @@ class Matcher:
         """
         others = np.flatnonzero(allowed)
         some = np.roll(others, -len(self._taken))[:: max(1, len(others) // MOST_CHANGES)].tolist()
-        quote = self._closing.closers[0]
-        # What follows the end of a string is not its text.
-        return [one for one in [*best[:MOST_CHANGES], *some] if self._consumed([one, quote, one]) == len([one, quote])]
+        return [one for one in [*best[:MOST_CHANGES], *some] if self._ends_string([one])]
+
+    def _leading(self) -> list[int]:
+        """Return the first token of the shortest text after which the open string may end."""
+        return [one[0] for one in itertools.islice(filter(self._ends_string, self._closing.texts), 1)]
+
+    def _ends_string(self, tokens: Sequence[int]) -> bool:
+        """Return whether the open string may end after these tokens of text."""
+        then = [*tokens, self._closing.closers[0]]
+        # A backslash is in strings only.
+        after = tokens[0] if self._closing.escape is None else self._closing.escape
+        return self._consumed([*then, after]) == len(then)
 
     def _consumed(self, tokens: Sequence[int]) -> int:
         """Return how many of these tokens the library's matcher would take."""
@@ -228,10 +254,11 @@ class CompiledGrammars:
         """Compile a grammar; return the error, None on success."""
         matcher, error = self._matcher_of(grammar)
         guard = self._guard_of(grammar) if error is None else None
+        is_json = grammar.kind is GrammarKind.JSON_SCHEMA and error is None
+        closing = self._closing_tokens()._replace(texts=self._texts_of(grammar)) if is_json else Closing()
         with self._lock:
             if error is None and grammar_id in self._wanted:
-                is_json = grammar.kind is GrammarKind.JSON_SCHEMA
-                self._compiled[grammar_id] = matcher, self._closing_tokens() if is_json else Closing(), guard
+                self._compiled[grammar_id] = matcher, closing, guard
             else:
                 self._wanted.discard(grammar_id)
         return error
@@ -288,8 +315,20 @@ class CompiledGrammars:
             closers = {text: tokenizer.greedy_tokenize(text) for text in _CLOSERS}
             of_one = {text: ids[0] for text, ids in closers.items() if len(ids) == 1}
             quotes = frozenset([one for text, one in of_one.items() if text.startswith('"')])
-            self._closing = Closing(tuple(of_one.values()), quotes, tuple(tokenizer.greedy_tokenize(_NEXT)))
+            following, escape = tokenizer.greedy_tokenize(_NEXT), tokenizer.greedy_tokenize("\\")
+            self._closing = Closing(
+                tuple(of_one.values()), quotes, tuple(following), escape[0] if len(escape) == 1 else None
+            )
         return self._closing
+
+    def _texts_of(self, grammar: Grammar) -> tuple[tuple[int, ...], ...]:
+        """Return the tokens of short texts of a schema's patterns, of two of them in a row, and of their ends."""
+        texts = [text for pattern in patterns_in(grammar)[:_MOST_PATTERNS] if (text := short_text(pattern))]
+        whole = [*texts, *("".join(pair) for pair in itertools.permutations(texts, 2))]
+        tokenizer = self._library_tokenizer()
+        written = [tokenizer.greedy_tokenize(json.dumps(text, ensure_ascii=False)[1:-1]) for text in whole]
+        ends = {tuple(tokens[at:]) for tokens in written for at in range(len(tokens))}
+        return tuple(sorted(ends, key=lambda tokens: (len(tokens), tokens)))
 
     def _library_tokenizer(self) -> Any:
         """Return the library's tokenizer, created once: that takes 200 ms for 150,000 tokens."""

@@ -16,7 +16,6 @@ from numpy.typing import NDArray
 
 from engine.grammar.complements import kinds_of
 from engine.grammar.json_positions import (
-    DISTINCT,
     DISTINCT_NAMES,
     Frame,
     Mode,
@@ -26,6 +25,7 @@ from engine.grammar.json_positions import (
     Target,
     Walk,
 )
+from engine.grammar.list_alternatives import DISTINCT
 from engine.grammar.patterns import QUIET
 from engine.grammar.schema_ends import listed, named, target_in
 
@@ -53,6 +53,7 @@ _INDENTED: Final = re.compile(rb'\s+"')
 # The begin of an item after another one.
 _CROSSING: Final = re.compile(rb'.,[ \t\n\r"\[{]*[^ \t\n\r"\[{]', re.DOTALL)
 _MOST_DEPTH: Final = 8
+_CHOICES: Final = ("anyOf", "oneOf")
 _ZEROS: Final = (b"0", b"-0")
 # The longest text to try whether a list can be filled.
 _MOST_BYTES: Final = 4000
@@ -158,8 +159,9 @@ class Distinctness:
         self._text = bytearray()
         self._positions = [Position()]
         self._looks = 0
-        # By list and text of an open item, how many tokens may follow that neither complete an item nor follow one.
-        self._ways: dict[tuple[int, bytes], int] = {}
+        # By list, place and text of an open item, how many tokens may follow that neither complete an item nor follow
+        # one; the place only counts where items have their own schemas.
+        self._ways: dict[tuple[int, int, bytes], int] = {}
         # By list, its items and the text of the open one.
         self._followers: dict[tuple[int, tuple[bytes, ...], bytes], frozenset[int]] = {}
 
@@ -224,7 +226,8 @@ class Distinctness:
         """Return whether some text that repeats no item follows a token; True in doubt."""
         longer = text + self._vocabulary.texts[token]
         outer = next(frame for frame in then.frames if frame.is_distinct)
-        key = outer.opened, _begun(outer, longer)
+        place = outer.size if any("prefixItems" in one for one in outer.schemas) else 0
+        key = outer.opened, place, _begun(outer, longer)
         if self._ways.get(key, 0) > len(self._spent(then, longer)):
             return True
         self._looks -= 1
@@ -380,18 +383,49 @@ def needs_guard(schema: Any) -> bool:
     return any(True for word in (DISTINCT, DISTINCT_NAMES) for _ in _marked(schema, word))
 
 
-def crowded_part(schema: Any) -> dict[str, Any] | None:
-    """Return a part that needs several distinct items or names of which there may be too few; None without one."""
+def crowded_parts(schema: Any) -> Iterator[tuple[dict[str, Any], str, int]]:
+    """Yield the parts that need several distinct items or names of which there may be too few, their mark, and how
+    many.
+
+    Without those in alternatives, of which another one may do.
+    """
 
     def target(part: Any) -> Any:
         found = target_in(schema, part) if isinstance(part, dict) else None
         return part if found is None else found[1]
 
-    for part in _marked(schema, DISTINCT):
-        is_sure = any(is_free(part.get("items", True), kind, target) for kind in _NARROWS)
-        if isinstance(part.get("minItems"), int) and part["minItems"] > 1 and not is_sure:
-            return part
-    return next((part for part in _marked(schema, DISTINCT_NAMES) if part.get("additionalProperties") is False), None)
+    for part in _marked_outside_of_choices(schema, DISTINCT):
+        described, needed = list(_together(part, target)), _least(part, "minItems", target)
+        items = [one.get("items", True) for one in described]
+        has_places = any("prefixItems" in one for one in described)
+        is_sure = not has_places and any(all(is_free(one, kind, target) for one in items) for kind in _NARROWS)
+        if needed > 1 and not is_sure:
+            yield part, DISTINCT, needed
+    for part in _marked_outside_of_choices(schema, DISTINCT_NAMES):
+        yield part, DISTINCT_NAMES, _least(part, "minProperties", target)
+
+
+def _together(part: dict[str, Any], target: Target, depth: int = 0) -> Iterator[dict[str, Any]]:
+    """Yield a part and what else may describe its values."""
+    yield part
+    found = target(part)
+    within = [one for name in ("allOf", *_CHOICES) for one in listed(part, name)]
+    for one in (*([found] if found is not part else []), *within) if depth < _MOST_DEPTH else ():
+        if isinstance(one, dict):
+            yield from _together(one, target, depth + 1)
+
+
+def _least(part: Any, limit: str, target: Target, depth: int = 0) -> int:
+    """Return how many items or names the values of a part have at least, by one of its limits."""
+    if not isinstance(part, dict) or depth > _MOST_DEPTH:
+        return 0
+    found = target(part)
+    whole = [*([found] if found is not part else []), *listed(part, "allOf")]
+    needed = [_least(one, limit, target, depth + 1) for one in whole]
+    for name in _CHOICES:
+        needed += [min((_least(one, limit, target, depth + 1) for one in listed(part, name)), default=0)]
+    own = part.get(limit)
+    return max(own if isinstance(own, int) else 0, *needed)
 
 
 def can_be_filled(definition: str, schema: Any) -> bool:
@@ -437,12 +471,24 @@ def _alternatives(schema: Any, root: Any, depth: int = 0) -> Iterator[dict[str, 
 
 def _marked(schema: Any, word: str) -> Iterator[dict[str, Any]]:
     """Yield the parts of a schema with a mark."""
+    yield from (part for part in _parts_in(schema) if part.get(word) is True)
+
+
+def _marked_outside_of_choices(schema: Any, word: str) -> Iterator[dict[str, Any]]:
+    """Yield the parts with a mark, or in whose ``allOf`` one has it, but none in alternatives."""
+    for part in _parts_in(schema, leaves_out=_CHOICES):
+        beside = [one for one in listed(part, "allOf") if isinstance(one, dict)]
+        if any(one.get(word) is True for one in (part, *beside)):
+            yield part
+
+
+def _parts_in(schema: Any, *, leaves_out: Sequence[str] = ()) -> Iterator[dict[str, Any]]:
+    """Yield the objects in a schema, but not those in the keywords that it ``leaves_out``."""
     todo = [schema]
     while todo:
         part = todo.pop()
         if isinstance(part, dict):
-            if part.get(word) is True:
-                yield part
-            todo += part.values()
+            yield part
+            todo += [one for name, one in part.items() if name not in leaves_out]
         elif isinstance(part, list):
             todo += part

@@ -89,6 +89,8 @@ _GROUP: Final = re.compile(r"\((?:\?(?:(?P<look><?[=!])|:|P?<(?![=!])[^>]*>))?")
 _NUMBER: Final = re.compile(r"\{([0-9a-fA-F]{1,6})\}|([0-9a-fA-F]{4})|([0-9a-fA-F]{2})")
 _LAST_DIGITS: Final = 0x1F000
 _MOST_NESTED: Final = 40
+_FIRST_VISIBLE: Final = 0x20
+_LONGEST_SHORT_TEXT: Final = 64
 
 
 @functools.cache
@@ -133,6 +135,33 @@ def read(pattern: str, *, forbids: bool) -> Nodes:
     if reader.at < len(pattern):
         raise UnreadableError("unmatched )")
     return nodes
+
+
+def short_text(pattern: str) -> str:
+    """Return a short text in which an expression matches if no look-around forbids it.
+
+    Empty for one that cannot be read, or that has no short text.
+    """
+    try:
+        return _short_text_of(read(pattern, forbids=False))
+    except (UnreadableError, RecursionError):
+        return ""
+
+
+def _short_text_of(nodes: Nodes) -> str:
+    text = ""
+    for node in nodes:
+        if isinstance(node, Chars):
+            visible = [max(low, _FIRST_VISIBLE) for low, high in node.ranges if high >= _FIRST_VISIBLE]
+            text += chr(visible[0] if visible else node.ranges[0][0]) if node.ranges else ""
+        elif isinstance(node, Choice):
+            text += min(map(_short_text_of, node.options), key=len)
+        elif isinstance(node, Repeat):
+            once = _short_text_of(node.body) if node.low else ""
+            text += once * min(node.low, _LONGEST_SHORT_TEXT)
+        if len(text) > _LONGEST_SHORT_TEXT:
+            raise UnreadableError("no short text")
+    return text
 
 
 class _Reader:

@@ -17,7 +17,8 @@ from engine.grammar.contained import count_contained
 from engine.grammar.evaluated import closed_alternatives
 from engine.grammar.exclusive import tell_apart, values_of
 from engine.grammar.integers import drop_unwritable, is_writable, round_bounds
-from engine.grammar.json_positions import DISTINCT, DISTINCT_NAMES
+from engine.grammar.json_positions import DISTINCT_NAMES
+from engine.grammar.list_alternatives import DISTINCT
 from engine.grammar.names import name_properties, part_patterns
 from engine.grammar.presences import count_properties
 from engine.grammar.references import settled

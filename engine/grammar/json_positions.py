@@ -12,11 +12,10 @@ from decimal import Decimal, InvalidOperation
 from enum import Enum, auto
 from typing import Any, Final, NamedTuple
 
+from engine.grammar.list_alternatives import DISTINCT, Alternatives, Schemas, has_length, identity
 from engine.grammar.schema_ends import listed, named
 
-# In a rewritten schema: the items of this list are distinct. The library ignores the word.
-DISTINCT: Final = "x-distinct"
-# The names of this object are distinct, because their number counts.
+# In a rewritten schema: the names of this object are distinct, because their number counts.
 DISTINCT_NAMES: Final = "x-distinct-names"
 _SPACE: Final = frozenset(b" \t\n\r")
 _QUOTE, _ESCAPE, _COMMA, _COLON = b'"\\,:'
@@ -27,7 +26,6 @@ _MOST_NESTED_PARTS: Final = 256
 _ODD_EXPONENT: Final = re.compile(rb"[eE][+-]?\d{3}|^-?[0.]+[eE]")
 _IN_STRING: Final = re.compile(rb'["\\]')
 
-Schemas = tuple[dict[str, Any], ...]
 Target = Callable[[Any], Any]
 
 
@@ -48,6 +46,8 @@ class Frame(NamedTuple):
 
     ``schemas`` are all that may describe it, ``texts`` and ``values`` its complete items or names, if they must be
     distinct. ``opened`` is after its bracket, ``start`` where its open item or name begins, ``key`` its last name.
+    ``repeating`` are the alternatives in which items may repeat, and that all items so far are certain to fit;
+    ``is_chosen`` tells that alternatives of the schema describe it.
     """
 
     schemas: Schemas
@@ -59,6 +59,9 @@ class Frame(NamedTuple):
     start: int | None = None
     size: int = 0
     key: str = ""
+    repeating: tuple[Schemas, ...] = ()
+    has_repeated: bool = False
+    is_chosen: bool = False
 
 
 class RepeatedError(Exception):
@@ -76,17 +79,14 @@ class Position(NamedTuple):
     # Where the open scalar or name begins.
     start: int = 0
 
-    @property
-    def has_distinct_lists(self) -> bool:
-        return any(frame.is_distinct for frame in self.frames)
-
 
 class Walk:
     """Moves positions along the schemas of one grammar."""
 
     def __init__(self, root: Any, target: Target) -> None:
         self._target = target
-        self._root = self._described((root,))
+        self._schema = root
+        self._alternatives = Alternatives(target)
 
     def _described(self, schemas: tuple[Any, ...]) -> Schemas:
         """Return all schemas that may describe a value that one of these describes."""
@@ -102,7 +102,8 @@ class Walk:
                 todo += listed(one, name)
         return tuple(found.values())
 
-    def item_schemas(self, frame: Frame) -> Schemas:
+    @staticmethod
+    def _items_of(frame: Frame) -> tuple[Any, ...]:
         """Return the schemas of the next item of a list."""
         found = []
         for one in frame.schemas:
@@ -110,15 +111,16 @@ class Walk:
             first = items if isinstance(items, list) else listed(one, "prefixItems")
             rest = one.get("additionalItems") if isinstance(items, list) else items
             found.append(first[frame.size] if frame.size < len(first) else rest)
-        return self._described(tuple(found))
+        return tuple(found)
 
-    def _member_schemas(self, frame: Frame) -> Schemas:
+    @staticmethod
+    def _members_of(frame: Frame) -> tuple[Any, ...]:
         found: list[Any] = []
         for one in frame.schemas:
             properties = named(one, "properties")
             found += [properties[frame.key]] if frame.key in properties else [one.get("additionalProperties")]
             found += named(one, "patternProperties").values()
-        return self._described(tuple(found))
+        return tuple(found)
 
     def moved(self, position: Position, text: bytes | bytearray, more: bytes) -> Position:
         """Return the position after ``more``, which follows the text up to the position.
@@ -172,6 +174,7 @@ class Walk:
         if frames and mode is Mode.AFTER and byte == _COMMA:
             return after._replace(mode=Mode.VALUE if frames[-1].is_list else Mode.KEY)
         if frames and mode in (Mode.AFTER, Mode.KEY) and byte == (_CLOSE_LIST if frames[-1].is_list else _CLOSE_OBJECT):
+            _require_length(frames[-1])
             return self._complete(after._replace(frames=frames[:-1]), source)
         raise NotJsonError
 
@@ -185,13 +188,20 @@ class Walk:
         if byte not in (_OPEN_LIST, _OPEN_OBJECT):
             mode = Mode.STRING if byte == _QUOTE else Mode.SCALAR
             return after._replace(mode=mode, frames=frames, start=after.at - 1)
-        schemas = self._root
+        inner: tuple[Any, ...] = (self._schema,)
         if frames:
-            schemas = self.item_schemas(frames[-1]) if frames[-1].is_list else self._member_schemas(frames[-1])
+            inner = self._items_of(frames[-1]) if frames[-1].is_list else self._members_of(frames[-1])
+        schemas = self._described(inner)
         is_list = byte == _OPEN_LIST
         word = DISTINCT if is_list else DISTINCT_NAMES
         is_distinct = any(one.get(word) is True for one in schemas)
-        frames = (*frames, Frame(schemas, is_list, is_distinct, after.at))
+        is_outer_chosen = bool(frames) and frames[-1].is_chosen
+        is_chosen = is_outer_chosen or any(listed(one, name) for one in schemas for name in ("anyOf", "oneOf"))
+        # Which alternative describes the value around decides, too, what this one may be.
+        repeats = is_distinct and is_list and is_chosen and not is_outer_chosen
+        repeating = tuple(self._alternatives.repeating(inner)) if repeats else ()
+        frame = Frame(schemas, is_list, is_distinct, after.at, repeating=repeating, is_chosen=is_chosen)
+        frames = (*frames, frame)
         return after._replace(mode=Mode.VALUE if is_list else Mode.KEY, frames=frames)
 
     def _complete(self, after: Position, source: _Source) -> Position:
@@ -203,7 +213,9 @@ class Walk:
         changed = frame._replace(start=None, size=frame.size + 1)
         if frame.is_distinct and frame.start is not None:
             text = source.read(frame.start, after.at)
-            changed = _with(changed, _identity(json.loads(text, parse_int=_number, parse_float=_number)), text)
+            value = json.loads(text, parse_int=_number, parse_float=_number)
+            repeating = self._alternatives.fitting(frame.repeating, frame.size, value)
+            changed = _with(changed._replace(repeating=repeating), identity(value), text)
         return after._replace(mode=Mode.AFTER, frames=(*frames[:-1], changed))
 
 
@@ -232,10 +244,19 @@ def _named(after: Position, source: _Source) -> Position:
 
 
 def _with(frame: Frame, value: Hashable, text: bytes) -> Frame:
-    """Add an item or a name that must be another one. Raises RepeatedError."""
-    if value in frame.values:
+    """Add an item or a name that must be another one, unless it may repeat. Raises RepeatedError."""
+    has_repeated = frame.has_repeated or value in frame.values
+    if has_repeated and not frame.repeating:
         raise RepeatedError
+    if has_repeated:
+        frame = frame._replace(has_repeated=True)
     return frame._replace(texts=(*frame.texts, text), values=frame.values | {value})
+
+
+def _require_length(frame: Frame) -> None:
+    """Raise RepeatedError for a list that no alternative in which its items may repeat lets end here."""
+    if frame.has_repeated and not any(has_length(schemas, frame.size) for schemas in frame.repeating):
+        raise RepeatedError
 
 
 def _with_last(frames: tuple[Frame, ...], **changes: Any) -> tuple[Frame, ...]:
@@ -260,12 +281,3 @@ def _number(text: str) -> Decimal | str:
         return Decimal(text)
     except InvalidOperation:
         return text.lower()
-
-
-def _identity(value: Any) -> Hashable:
-    """Return what is the same for equal JSON values only."""
-    if isinstance(value, list):
-        return ("list", *map(_identity, value))
-    if isinstance(value, dict):
-        return frozenset([(key, _identity(one)) for key, one in value.items()])
-    return ("bool", value) if isinstance(value, bool) else value

@@ -13,11 +13,13 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from engine.core.messages import Grammar, GrammarKind
 from engine.grammar.automata import plain
-from engine.grammar.distinct import can_be_filled, crowded_part, has_distinct_containers
+from engine.grammar.complements import kinds_of
+from engine.grammar.distinct import can_be_filled, crowded_parts, has_distinct_containers, needs_guard
 from engine.grammar.followable import followable, misreads
+from engine.grammar.list_alternatives import DISTINCT
 from engine.grammar.patterns import QUIET
 from engine.grammar.rule_ends import endless_rule
-from engine.grammar.schema_ends import endless_place
+from engine.grammar.schema_ends import endless_place, listed, target_in
 
 if TYPE_CHECKING:
     from llguidance._lib import JsonCompileOptions
@@ -72,6 +74,7 @@ _TOO_MANY_ITEMS: Final = "items; max is"
 # What the library's patterns lack, in its words.
 _NOT_IN_PATTERNS: Final = ("look-around", "lookarounds", "backreferences")
 _OF_ONE_OF: Final = "use anyOf, or make them exclusive by a required property with a different const in each"
+_OF_SCALARS: Final = "use anyOf, or give them types, values or bounds that exclude each other"
 _LENIENT: Final = 'set "x-guidance": {"lenient": true} in the schema, which leaves these keywords to the model'
 # The sign of a definition in GBNF, an escape there, and the codes that are no character or need no long escape.
 _GBNF: Final = "::="
@@ -211,7 +214,7 @@ def fault_of(grammar: Grammar) -> Fault | None:
     is_of_all = message.startswith((_TOO_LARGE, _TOO_DEEP)) or _TOO_MANY_ITEMS in message
     has_place = grammar.kind is GrammarKind.JSON_SCHEMA and not is_of_all
     place = _place_in(grammar.text, message) if has_place else ""
-    return Fault(_remedied(message, grammar.text), place)
+    return Fault(_remedied(message, grammar.text, place), place)
 
 
 def _endless(grammar: Grammar) -> Fault | None:
@@ -230,12 +233,12 @@ def _endless(grammar: Grammar) -> Fault | None:
         return None
 
 
-def _remedied(message: str, text: str) -> str:
+def _remedied(message: str, text: str, place: str) -> str:
     """Replace a remedy that needs the library's options, which clients cannot set, by one for clients."""
     if message.startswith(_UNSATISFIABLE) and '"oneOf"' in text:
-        return f"{message}, or the alternatives of oneOf cannot be told apart; {_OF_ONE_OF}"
+        return f"{message}, or the alternatives of oneOf cannot be told apart; {_telling_apart(text, place)}"
     if message.startswith(_OVERLAPPING):
-        return f"several alternatives of oneOf may match; {_OF_ONE_OF}"
+        return f"several alternatives of oneOf may match; {_telling_apart(text, place)}"
     if message.startswith(_UNIMPLEMENTED):
         return f"{message}; leave them out, or {_LENIENT}"
     if any(what in message for what in _NOT_IN_PATTERNS):
@@ -252,6 +255,19 @@ def _remedied(message: str, text: str) -> str:
     if _TOO_MANY_ITEMS in message:
         return f"{message}; let fewer parts be optional or alternatives in one place"
     return message
+
+
+def _telling_apart(text: str, place: str) -> str:
+    """Return the remedy for the ``oneOf`` at a place: only objects can have a property that tells them apart."""
+    try:
+        root = json.loads(text)
+    except (ValueError, RecursionError):
+        return _OF_ONE_OF
+    found = target_in(root, {"$ref": f"#{place}"})
+    alternatives = listed(found[1], "oneOf") if found is not None and isinstance(found[1], dict) else []
+    meant = [(target_in(root, one) or ("", one))[1] for one in alternatives if isinstance(one, dict)]
+    kinds = {kind for one in meant if isinstance(one, dict) for kind in kinds_of(one)}
+    return _OF_SCALARS if kinds and "object" not in kinds else _OF_ONE_OF
 
 
 def why_stuck(matcher: Any) -> str:
@@ -281,17 +297,16 @@ def _complaint(grammar: Grammar) -> str:
 def _crowded(grammar: Grammar) -> str:
     """Return what needs more distinct items or names than there are, as a sentence; empty if nothing does."""
     schema = rewritten_schema(grammar)
-    part = crowded_part(schema)
-    if part is None:
-        return ""
-    alone = schema_grammar({name: schema[name] for name in _SHARED if name in schema} | part)
-    if can_be_filled(definition_of(alone), rewritten_schema(alone)):
-        return ""
-    if "minItems" not in part:
-        return (
-            f"an object needs {part['minProperties']} distinct names, but has fewer to choose from; lower minProperties"
-        )
-    return f"a list needs {part['minItems']} distinct items, but has fewer to choose from; lower minItems"
+    for part, mark, needed in crowded_parts(schema):
+        alone = schema_grammar({name: schema[name] for name in _SHARED if name in schema} | part)
+        if can_be_filled(definition_of(alone), rewritten_schema(alone)):
+            continue
+        if mark != DISTINCT:
+            return f"an object needs {needed} distinct names, but has fewer to choose from; lower minProperties"
+        return f"a list needs {needed} distinct items, but has fewer to choose from; lower minItems or minContains"
+    if needs_guard(schema) and not can_be_filled(definition_of(grammar), schema):
+        return "its lists or objects need more distinct items or names than there are; lower minItems or minProperties"
+    return ""
 
 
 def _dead_end(definition: str) -> str:
@@ -352,6 +367,17 @@ def _parts_of(schema: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
 
 def _escaped(key: str) -> str:
     return key.replace("~", "~0").replace("/", "~1")
+
+
+def patterns_in(grammar: Grammar) -> list[str]:
+    """Return the patterns of the texts and names of a schema."""
+    found = dict[str, bool]()
+    for name, value in _fields_of(json.loads(grammar.text)):
+        if name == "pattern" and isinstance(value, str):
+            found[value] = True
+        elif name == "patternProperties" and isinstance(value, dict):
+            found |= dict.fromkeys(value, True)
+    return list(found)
 
 
 # Below this length a token costs less than 1 ms. An output uses no more of a forced text than its own length.

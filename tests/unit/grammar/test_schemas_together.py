@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import random
 from collections.abc import Callable, Iterator
@@ -188,7 +189,7 @@ MAKERS = {
     lists: (60, 0, 2),
     scalars: (40, 0, 0),
     both: (40, 5, 10),
-    excluding: (60, 13, 55),
+    excluding: (60, 14, 55),
     nested: (60, 0, 0),
 }
 
@@ -213,31 +214,144 @@ def test_a_grammar_allows_the_values_of_its_schema_alone(maker: Callable[[Draw],
     assert missing <= most_missing
 
 
+def steps_to_end(draw: Draw, schema: dict[str, Any], most: int) -> int:
+    """How many tokens a model that wants to end somewhere still says: any that is left to it, a quote before others."""
+    GRAMMARS[True].want(1)
+    assert GRAMMARS[True].compile(1, schema_grammar(schema)) is None
+    matcher, said, wants_end = GRAMMARS[True].begin(1), np.empty(0, np.int32), draw.randint(1, 12)
+    for at in range(wants_end + most):
+        mask = matcher.allowed(said)
+        if at >= wants_end:
+            mask = matcher.ending(mask, [])
+        allowed_now = np.flatnonzero(mask).tolist()
+        if GRAMMARS[True].ends & set(allowed_now):
+            return max(0, at - wants_end)
+        quotes = [one for one in allowed_now if one == ord('"')]
+        # Where a bracket closes, a quote would begin one more string.
+        assert at < wants_end or not quotes or not {*b"]}"} & {*allowed_now}, (schema, bytes(said.tolist()))
+        # Space between tokens is bounded, and a model that wants to end writes none.
+        more = [one for one in allowed_now if one not in b" \t\n\r"]
+        said = np.append(said, np.int32(draw.choice(quotes or more or allowed_now)))
+    raise AssertionError((schema, bytes(said.tolist())))
+
+
 def test_a_model_that_wants_to_end_comes_to_an_end_with_any_token_that_is_left() -> None:
     """At any place of an output: its list, its object or its string is closed, and no other one is begun."""
     draw, steps = Draw("ending"), 0
     for _ in range(80):
         schema = draw.choice([objects, lists, nested, both])(draw)
-        if fault_of(schema_grammar(schema)) is not None:
-            continue
-        most = MOST_TO_END_WITH_CONTAINED if '"contains"' in shown(schema) else MOST_TO_END
-        GRAMMARS[True].want(1)
-        assert GRAMMARS[True].compile(1, schema_grammar(schema)) is None
-        matcher, said, wants_end = GRAMMARS[True].begin(1), np.empty(0, np.int32), draw.randint(1, 12)
-        for at in range(wants_end + most):
-            mask = matcher.allowed(said)
-            if at >= wants_end:
-                mask = matcher.ending(mask, [])
-            allowed_now = np.flatnonzero(mask).tolist()
-            if GRAMMARS[True].ends & set(allowed_now):
-                steps = max(steps, at - wants_end)
-                break
-            quotes = [one for one in allowed_now if one == ord('"')]
-            # Where a bracket closes, a quote would begin one more string.
-            assert at < wants_end or not quotes or not {*b"]}"} & {*allowed_now}, (schema, bytes(said.tolist()))
-            # Space between tokens is bounded, and a model that wants to end writes none.
-            more = [one for one in allowed_now if one not in b" \t\n\r"]
-            said = np.append(said, np.int32(draw.choice(quotes or more or allowed_now)))
-        else:
-            raise AssertionError((schema, bytes(said.tolist())))
+        if fault_of(schema_grammar(schema)) is None:
+            most = MOST_TO_END_WITH_CONTAINED if '"contains"' in shown(schema) else MOST_TO_END
+            steps = max(steps, steps_to_end(draw, schema, most))
     assert steps
+
+
+# Patterns of which several certain characters must follow each other before the text may end.
+CERTAIN = ["[ab],*x", "ax", r"\d-\d", "xyz", "(?:ab|cd)ef", "a{3}b", 'q"', r"\\n", "^[a-z]*7,", "\u00e9!$", "[^a]b+,"]
+PLACES: tuple[Callable[[str, str], dict[str, Any]], ...] = (
+    lambda one, other: {"type": "string", "pattern": one},
+    lambda one, other: {"type": "array", "items": {"type": "string", "pattern": one}, "minItems": 2},
+    lambda one, other: {"type": "string", "allOf": [{"pattern": one}, {"pattern": other}]},
+    lambda one, other: {
+        "type": "object",
+        "properties": {"k": {"type": "string", "pattern": one, "minLength": 4}},
+        "required": ["k"],
+        "additionalProperties": False,
+    },
+)
+
+
+@pytest.mark.parametrize("place", PLACES)
+def test_a_text_of_certain_characters_comes_to_its_end(place: Callable[[str, str], dict[str, Any]]) -> None:
+    draw = Draw("certain")
+    for pattern in CERTAIN:
+        steps = [steps_to_end(draw, place(pattern, draw.choice(["ax", r"\d-", "xyz"])), MOST_TO_END) for _ in range(3)]
+        assert max(steps), pattern
+
+
+FEW: tuple[dict[str, Any], ...] = (
+    {"const": 0},
+    NULL,
+    {"type": "boolean"},
+    {"enum": [0, None]},
+    {"enum": [1, 1.0, "a"]},
+)
+FEW_NAMES: tuple[dict[str, Any], ...] = (
+    {"propertyNames": {"const": "a"}},
+    {"propertyNames": {"enum": ["a", "x"]}},
+    {"propertyNames": {"pattern": "^[ab]$"}},
+    {"patternProperties": {"^a$": NULL}, "additionalProperties": False},
+    {"properties": {"a": True, "b": NULL}, "additionalProperties": False},
+    {"properties": {"x": True}, "patternProperties": {"^[ab]$": NULL}, "additionalProperties": False},
+    {"allOf": [{"propertyNames": {"enum": ["a", "b"]}}]},
+)
+DISTINCT = [
+    *(list(some) for size in range(4) for some in itertools.permutations((0, None, True, False, 1, "a", "b"), size)),
+    *(dict.fromkeys(some) for size in range(4) for some in itertools.combinations("abx", size)),
+]
+
+
+def crowded(draw: Draw) -> dict[str, Any]:
+    """A list of distinct items, or an object with several names, for which there may be too few."""
+    count, few = draw.randint(1, 3), draw.choice(FEW)
+    if draw.random() < 0.4:
+        return {"type": "object", "minProperties": count} | draw.choice(FEW_NAMES)
+    found: dict[str, Any] = {"type": "array", "uniqueItems": True}
+    match draw.choice(["contains", "items", "first", "beside"]):
+        case "contains":
+            found |= {"contains": few, "minContains": count}
+        case "items":
+            found |= {"items": few, "minItems": count}
+        case "first":
+            found |= {"prefixItems": [few, *[draw.choice(FEW)] * (count - 1)], "minItems": count}
+        case "beside":
+            return {"allOf": [found, {"type": "array", "items": few, "minItems": count}]}
+    return found
+
+
+def test_what_has_too_few_distinct_values_is_refused_and_all_else_comes_to_an_end() -> None:
+    """Also within another schema, where a model may be led into it."""
+    draw, refused, traps = Draw("crowded"), 0, 0
+    for _ in range(40):
+        schema = crowded(draw)
+        judge = jsonschema.Draft202012Validator(schema)
+        has_values = any(judge.is_valid(value) for value in DISTINCT)
+        place = draw.choice([{"$": schema}, {"properties": {"k": schema}}, {"items": schema, "minItems": 1}])
+        whole = place.get("$") or {"type": "object" if "properties" in place else "array"} | place
+        fault = fault_of(schema_grammar(whole))
+        refused += fault is not None
+        # Refused are also lists whose first item may take the only value that another one may have.
+        traps += has_values and fault is not None
+        if fault is None:
+            assert has_values, whole
+            steps_to_end(draw, whole, MOST_TO_END_WITH_CONTAINED)
+    assert refused > 5 * (traps + 1)
+
+
+def test_items_are_distinct_in_the_alternatives_alone_that_say_so() -> None:
+    """Where a list is certain to fit another one its items may repeat, and where it may fit none they may not."""
+    unique: dict[str, Any] = {
+        "type": "array",
+        "items": {"type": ["null", "integer"]},
+        "uniqueItems": True,
+        "minItems": 1,
+    }
+    for other in (
+        {"type": "array", "items": {"const": 0}},
+        {"type": "array", "items": NULL, "minItems": 3},
+        {"type": "array", "items": {"enum": [0, "a"]}, "maxItems": 2},
+        {"type": "array", "prefixItems": [{"const": 0}, {"const": 0}], "items": NULL},
+        {"type": "array", "items": {"type": "integer", "multipleOf": 2}},
+        {"$ref": "#/$defs/n"},
+        {"type": "object"},
+    ):
+        for alternatives in ([unique, other], [other, unique]):
+            schema = {"anyOf": alternatives, "$defs": {"n": {"type": "array", "items": NULL}}}
+            for one in (schema, {"type": "object", "properties": {"a": schema}} | {"$defs": schema["$defs"]}):
+                judge = jsonschema.Draft202012Validator(one)
+                texts = PLAIN if one is schema else WITHIN
+                fitting = {shown(value) for value in texts.values() if judge.is_valid(value)}
+                found = found_in(one, texts)
+                # What is not certain to fit, as a multiple, is distinct.
+                missing = {text for text in fitting - found if "multipleOf" not in shown(other)}
+                assert (found - fitting, missing) == (set(), set()), one

@@ -311,6 +311,9 @@ def test_alternatives_that_may_both_match_are_refused(alternatives: list[Any]) -
     fault = fault_of(schema_grammar({"oneOf": alternatives}))
     assert fault is not None
     assert "use anyOf" in fault.message
+    # Only objects can have a property that tells them apart.
+    are_objects = any(one["type"] == "object" for one in alternatives)
+    assert ("by a required property" in fault.message) is are_objects, fault.message
 
 
 def test_texts_of_formats_exclude_each_other() -> None:
