@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import json
 from collections.abc import Iterator
 from typing import Any
@@ -12,10 +13,20 @@ import pytest
 from real_servers import RealServer, running
 from reciting_model import write_reciting_model
 
-from engine.core.messages import FinishReason, TokenOutput
-from engine.frontend.protocols.anthropic import CountTokensBody
+from engine.core.config import EngineConfig
+from engine.core.limits import EMBEDDED_FACTS, Limits
+from engine.core.messages import FinishReason, Generate, SamplingParams, TokenOutput
+from engine.frontend.protocols.anthropic import CountTokensBody, MessageShape
+from engine.frontend.protocols.openai.chat_blocks import SpokenChoice
 from engine.frontend.protocols.openai.response_bodies import ResponseBody
 from engine.frontend.protocols.openai.response_shapes import MAX_SHOWN_BYTES
+from engine.frontend.protocols.openai.shapes import ChatShape
+from engine.frontend.schema.native import CachedTokensDetails, GenerateAnswer, MetaInfo
+from engine.frontend.sessions.requests import Order, ServedModel
+from engine.frontend.sessions.sessions import finished
+from engine.frontend.text.dialect import PLAIN, AnswerParser
+from engine.frontend.text.tokenizer import load_tokenizer
+from engine.frontend.text.tools.families import HermesParser
 from engine.server.launch.preload import PreloadedParent
 
 REASONING = "Two products. Not <tool_call> yet."
@@ -64,6 +75,42 @@ def test_a_messages_choice_of_tools_is_a_chats() -> None:
     ):
         body = CountTokensBody(model="m", messages=[USER], tools=MESSAGES_TOOLS, tool_choice=choice)
         assert body.chat_fields["tool_choice"] == due
+
+
+SAID = "Let me see."
+CALLED = '<tool_call>{"name": "add", "arguments": {}}</tool_call>'
+ENDS: dict[FinishReason, tuple[str, str]] = {
+    FinishReason.STOP: ("stop", "end_turn"),
+    FinishReason.LENGTH: ("length", "max_tokens"),
+    FinishReason.ABORT: ("abort", "abort"),
+}
+
+
+@pytest.mark.parametrize("reason", ENDS)
+def test_a_reply_with_a_call_ends_for_its_tool_wherever_the_call_is(reason: FinishReason) -> None:
+    """In a chat and in a message, in whole replies and in streams; a reply that was cut does not."""
+    config = EngineConfig()
+    served = ServedModel(*load_tokenizer(config), Limits.of(config, EMBEDDED_FACTS), "m", PLAIN)
+    message = Generate(rid="r", prompt_ids=(1,), sampling=SamplingParams())
+    order = Order(rid="r", messages=(message,), stream=True)
+    for parts in itertools.product((SAID, CALLED), repeat=3):
+        counts = CachedTokensDetails(device=0, host=0)
+        meta = MetaInfo(
+            id="r", finish_reason=reason, prompt_tokens=1, completion_tokens=1, cached_tokens=0,
+            cached_tokens_details=counts,
+        )  # fmt: skip
+        piece = GenerateAnswer(text="\n".join(parts), output_ids=(1,), meta_info=meta)
+
+        def new_choice() -> SpokenChoice:
+            return SpokenChoice(AnswerParser(None, HermesParser({"add"}), parallel=True))
+
+        calls = CALLED in parts and reason is FinishReason.STOP
+        chat, told = ("tool_calls", "tool_use") if calls else ENDS[reason]
+        assert finished(ChatShape(order, served, new_choice).whole([piece])).choices[0].finish_reason == chat
+        assert finished(MessageShape(order, served, new_choice).whole([piece])).stop_reason == told, parts
+        shape = MessageShape(order, served, new_choice)
+        assert list(shape.events(0, piece))
+        assert next(iter(shape.last_events())).delta.stop_reason == told
 
 
 def test_a_users_message_without_blocks_is_an_empty_text() -> None:

@@ -307,6 +307,7 @@ OF_ARGUMENTS: tuple[dict[str, Any], ...] = (
     {"type": "integer"},
     {"type": "string"},
     {"type": "string", "maxLength": 1},
+    {"type": "string", "minLength": 1, "maxLength": 1},
     {"enum": ["a", "b"]},
     {"type": ["integer", "null"]},
     {"const": "a"},
