@@ -357,7 +357,8 @@ class OpenAnswer:
         return view._replace(logprobs=logprobs, offsets=offsets, spelled=spelled, tops=tops)
 
     def _tops_of(self, top: Sequence[tuple[int, float]]) -> dict[str, float]:
-        return {self._spelled([token]): value for token, value in top}
+        # Of tokens with the same text the most likely one, which comes first.
+        return {self._spelled([token]): value for token, value in reversed(top)}
 
     def _expected_echo(self, index: int) -> tuple[list[PromptLogprob | None], list[int]]:
         """Return an echoed prompt's logprobs and their positions; without streaming, they are the first choice's."""

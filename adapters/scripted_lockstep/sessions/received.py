@@ -93,7 +93,7 @@ class _Combined:
         self.offsets += values.get("text_offset") or ()
         self.spelled += values.get("tokens") or _spelled_in_chat(of_chat)
         self.tops += values.get("top_logprobs") or [
-            {top["token"]: top["logprob"] for top in one["top_logprobs"]} for one in of_chat
+            {top["token"]: top["logprob"] for top in reversed(one["top_logprobs"])} for one in of_chat
         ]
 
     def _add_call(self, call: dict[str, Any], index: int) -> None:
