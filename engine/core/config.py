@@ -132,9 +132,8 @@ class EngineConfig(BaseModel):
         None,
         ge=1,
         le=1000,
-        description="the same target as a multiple of the duration of a decode-only step, longer while more requests "
-        "wait; prompts always get at least 10 ms and a quarter of a chunk, up to 128 tokens; max_gap_ms replaces it; "
-        "no effect without "
+        description="the same target as a multiple of the duration of a decode-only step; prompts always get at "
+        "least 10 ms and a quarter of a chunk, up to 128 tokens; max_gap_ms replaces it; no effect without "
         "mixed_chunk; unset: chunked_prefill_size alone limits them",
     )
     max_running_requests: int = Field(

@@ -51,9 +51,8 @@ class ServerSettings(EngineConfig):
         5,
         ge=1,
         le=1000,
-        description="the same target as a multiple of the duration of a decode-only step, longer while more requests "
-        "wait; prompts always get at least 10 ms and a quarter of a chunk, up to 128 tokens; max_gap_ms replaces it; "
-        "no effect without "
+        description="the same target as a multiple of the duration of a decode-only step; prompts always get at "
+        "least 10 ms and a quarter of a chunk, up to 128 tokens; max_gap_ms replaces it; no effect without "
         "mixed_chunk; 1000: chunked_prefill_size alone limits them",
     )
     # Larger than in scripts: a burst of short prompts is computed in a few steps, and max_gap_steps limits what running

@@ -26,19 +26,18 @@ class SpecifiedGap:
         self.measured: list[float] = []  # seconds per token, oldest first
         self.decodes: list[tuple[float, int]] = []  # seconds and tokens, oldest first
 
-    def allowed(self, decodes: int, behind: int = 0) -> int:
-        """The most tokens of a microbatch, decodes included, with this many requests behind the next prompt."""
+    def allowed(self, decodes: int) -> int:
+        """The most tokens of a microbatch, decodes included."""
         limits, token_s = self.limits, _average(self.measured)
         budget, alone_s = limits.prefill_budget_tokens, _average([seconds for seconds, _ in self.decodes])
         if token_s and limits.max_gap_s is not None:
             return min(budget, int(limits.max_gap_s / token_s))
         if token_s and alone_s and limits.max_gap_steps is not None:
             alone = alone_s / token_s + decodes - _average([tokens for _, tokens in self.decodes])
-            steps = limits.max_gap_steps * (1 + behind / max(1, decodes))
-            return min(budget, int(max(steps * max(decodes, alone), 0.01 / token_s)))
+            return min(budget, int(max(limits.max_gap_steps * max(decodes, alone), 0.01 / token_s)))
         return budget // 4
 
-    def beside(self, decodes: int, behind: int) -> int:
+    def beside(self, decodes: int) -> int:
         """The most prompt tokens: whole pages, at least one, and with ``max_gap_steps`` a quarter of the budget,
         but no more than 128 tokens.
 
@@ -46,7 +45,7 @@ class SpecifiedGap:
         """
         page, limits = self.limits.page_size, self.limits
         least = 1 if limits.max_gap_steps is None else min(128, limits.prefill_budget_tokens // 4) // page
-        tokens = max(1, least, (self.allowed(decodes, behind) - decodes) // page) * page
+        tokens = max(1, least, (self.allowed(decodes) - decodes) // page) * page
         nearest = (tokens + decodes + 32) // 64 * 64
         return tokens if nearest < 128 else max(page, nearest - decodes)
 

@@ -58,8 +58,7 @@ def plan_of(engine: _Engine) -> tuple[list[Part], list[Part]]:
     count = len(_choose_decodes(engine, min(budget - left_to_prompts, most - 1))) if has_prompts else 0
     beside = budget - count
     if engine.running and engine.gap.is_bounded:
-        behind = min(len(engine.waiting), engine.memory.free_rows) - (engine.chunked is None)
-        beside = min(beside, engine.gap.beside(count, max(0, behind)))
+        beside = min(beside, engine.gap.beside(count))
     prompts = _prompts(engine, beside, most - count)
     taken = sum([end - start for _, start, end in prompts])
     left = min(count + beside - taken, most - len(prompts)) if prompts else most

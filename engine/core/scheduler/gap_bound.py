@@ -32,9 +32,7 @@ _MEASURED: Final = frozenset((PREFILL, MIXED, DECODE))
 class GapBound(Feature):
     """Keeps the time of a microbatch with prompts near a bound while requests run.
 
-    The bound is ``max_gap_s``, or ``max_gap_steps`` times the time of the decodes alone, and as much again for each
-    request per decode that waits behind the next prompt: small chunks would save one stream a gap at the cost of many
-    first tokens. ``seconds_per_token`` is the
+    The bound is ``max_gap_s``, or ``max_gap_steps`` times the time of the decodes alone. ``seconds_per_token`` is the
     measured time per token of a microbatch with prompts; only microbatches with at least half of the allowed tokens are
     measured, because fixed costs dominate small ones. ``decode_seconds`` and ``decode_tokens`` are averages over the
     microbatches of decodes alone. All are 0 before the first measurement.
@@ -55,10 +53,8 @@ class GapBound(Feature):
         self.seconds_per_token = self.decode_seconds = self.decode_tokens = 0.0
         self.is_on = limits.max_gap_s is not None or limits.max_gap_steps is not None
 
-    def _allowed(self, decodes: int, behind: int = 0) -> int:
-        """Return the maximum tokens of a microbatch, decodes included, that respects the bound with this many requests
-        behind the next prompt.
-        """
+    def _allowed(self, decodes: int) -> int:
+        """Return the maximum tokens of a microbatch, decodes included, that respects the bound."""
         measured = self.seconds_per_token
         if self._max_gap_s is not None and measured:
             return min(self._budget, int(self._max_gap_s / measured))
@@ -66,21 +62,15 @@ class GapBound(Feature):
             return self._budget // LEAST_SHARE
         # The tokens of a microbatch with prompts that takes as long as these decodes alone, scaled from the average.
         alone = self.decode_seconds / measured + decodes - self.decode_tokens
-        steps = self._max_gap_steps * (1 + behind / max(1, decodes))
-        bounded = max(steps * max(decodes, alone), LEAST_S / measured)
+        bounded = max(self._max_gap_steps * max(decodes, alone), LEAST_S / measured)
         return min(self._budget, int(bounded))
-
-    def _behind_the_next(self) -> int:
-        """Return how many requests with a free row wait behind the next prompt."""
-        books = self._core.books
-        return max(0, min(len(books.waiting), self._core.memory.rows.free) - (books.chunked is None))
 
     def bound_prompts(self, room: int, decodes: int) -> int:
         """Return the prompt tokens beside this many decodes, and enough for prompts to advance.
 
         They are whole pages, or fill the microbatch to the nearest multiple of ``TILE_TOKENS``.
         """
-        tokens = self._allowed(decodes, self._behind_the_next()) - decodes
+        tokens = self._allowed(decodes) - decodes
         tokens = max(self._least, tokens - tokens % self._page_size)
         tiles = (tokens + decodes + TILE_TOKENS // 2) // TILE_TOKENS
         if tiles >= _ALIGNED_TILES:

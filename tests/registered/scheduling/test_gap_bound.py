@@ -2,13 +2,12 @@
 
 Goal: beside a running request a prompt is computed in smaller parts when steps take long, in larger ones when they get
 faster, always at least a page; without a running request, and before anything was measured, in whole chunks. In steps
-of decodes the bound follows their number and that of the requests that could start, and a quarter of a chunk always
-fits. Large microbatches are filled to whole tiles of 64 tokens, decodes included. Method: the clock is advanced by hand
+of decodes the bound follows their number, and a quarter of a chunk always fits. Large microbatches are filled to
+whole tiles of 64 tokens, decodes included. Method: the clock is advanced by hand
 while a microbatch is in flight.
 Mutants: gaps-are-not-bounded, gap-bound-holds-for-prompts-alone, gap-bound-never-learns-again,
 gap-bound-counts-the-wait, gap-bound-forgets-the-decodes, gap-bound-splits-into-pages,
-gap-bound-ignores-tiles, gap-bound-begins-unbounded, gap-bound-splits-unnoticed-steps,
-gap-bound-makes-many-wait-for-one, gap-bound-counts-who-cannot-start.
+gap-bound-ignores-tiles, gap-bound-begins-unbounded, gap-bound-splits-unnoticed-steps.
 """
 
 from ci.register import register_cpu_ci
@@ -121,38 +120,6 @@ def test_a_gap_is_some_steps_of_the_decodes_alone(t):
     yield from _run_at(t, PER_TOKEN_S, 4, FIXED_S)
     assert _parts(t, second, 3 * CHUNK)[0] > max(beside_one), "beside more decodes the parts are as small"
     yield from t.run_until_all_finished([*streams, first, second])
-
-
-def _parts_without_and_with_others(t, others):
-    """Return the second part of a prompt beside one decode, and that of another one with ``others`` behind it."""
-    stream = t.start_req(prompt_len=CHUNK, max_new_tokens=100, ignore_eos=True)
-    yield
-    yield from _run_at(t, PER_TOKEN_S, 6, FIXED_S)
-    parts, behind = [], []
-    for seed, followers in ((1, 0), (2, others)):
-        long = t.start_req(prompt_len=768, prompt_seed=seed, max_new_tokens=1)
-        behind += [t.start_req(prompt_len=8, prompt_seed=n, max_new_tokens=1) for n in range(3, 3 + followers)]
-        while not long.finished:
-            yield from _run_at(t, PER_TOKEN_S, 1, FIXED_S)
-        yield from _run_at(t, PER_TOKEN_S, 4, FIXED_S)
-        parts.append(_parts(t, long, 768)[1])
-    t.sometimes(BOUNDED, parts[0] < 512 and not stream.finished)
-    yield from t.run_until_all_finished([stream, *behind])
-    return parts
-
-
-@scripted(IN_TILES, must_reach=[BOUNDED])
-def test_many_requests_do_not_wait_for_one_stream(t):
-    """With three requests behind a prompt the gap of the one stream beside it may be four times as long."""
-    alone, before_others = yield from _parts_without_and_with_others(t, 3)
-    assert before_others >= 2 * alone, "many requests wait in small parts, so that one stream waits less"
-
-
-@scripted(IN_TILES.model_copy(update={"max_running_requests": 2}), must_reach=[BOUNDED])
-def test_requests_that_cannot_start_do_not_lengthen_a_gap(t):
-    """The stream and the prompt hold both rows: a longer gap would bring no other first token forward."""
-    alone, before_others = yield from _parts_without_and_with_others(t, 3)
-    assert before_others == alone, "a stream waits longer for requests that could not start"
 
 
 @scripted(IN_STEPS)
