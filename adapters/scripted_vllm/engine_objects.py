@@ -13,7 +13,7 @@ import os
 import shutil
 import sys
 import tempfile
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from types import ModuleType
 from typing import Any, ClassVar, Final
 from unittest import mock
@@ -166,6 +166,12 @@ def result_of(plan: SchedulerOutput, tokens: Mapping[str, Sequence[int]], transf
         sampled_token_ids=[list(tokens.get(name, ())) for name in names],
         kv_connector_output=transferred,
     )
+
+
+def begun_in(plans: Iterable[SchedulerOutput], names: Iterable[str]) -> set[str]:
+    """Return those of these requests whose load these plans have begun: a mended engine may begin one later."""
+    begun: set[str] = {load.request_id for plan in plans for load in plan.kv_connector_metadata.loads}
+    return begun.intersection(names)
 
 
 def arguments_of(settings: Any) -> dict[str, Any]:

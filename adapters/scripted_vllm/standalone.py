@@ -116,7 +116,11 @@ class VllmStandalone(Standalone):
                     "finished_sending", "finished_recving", "invalid_block_ids", "failed_recving",
                     "kv_connector_worker_meta",
                 )  # fmt: skip
-                said = [f"{name}={calls.spell(getattr(value, name))}" for name in fields if getattr(value, name, None)]
+                texts = {name: calls.spell(getattr(value, name)) for name in fields if getattr(value, name, None)}
+                if value.finished_recving:
+                    plans = ", ".join(calls.named(self.launch))
+                    texts["finished_recving"] = f"begun_in([{plans}], {texts['finished_recving']})"
+                said = [f"{name}={text}" for name, text in texts.items()]
                 return f"KVConnectorOutput({', '.join(said)})"
             case HiSparseConnectorWorkerMetadata():
                 return f"{type(value).__name__}({value.enqueued_transfer_counts}, {value.completed_transfer_counts})"
@@ -125,7 +129,8 @@ class VllmStandalone(Standalone):
         return None
 
     def must_hold(self, machine: VllmMachine, calls: Calls, said: str) -> str:
-        if _OLD_CACHE in said and machine.settings.enable_sleep_mode:
+        is_flushed = not machine.settings.enable_sleep_mode and calls.named("reset_prefix_cache")
+        if _OLD_CACHE in said and not is_flushed:
             raise NotImplementedError("a sleep's flush is EngineCore's, which no standalone file contains")
         plans = calls.named(self.launch)
         made = [calls.results[name][0] for name in plans]
