@@ -32,7 +32,7 @@ from scripted.core.refusals import HarnessError, ScriptDefinitionError
 from scripted.core.schedule import Schedule
 from scripted.sdk import SchedulerAdapter
 from scripted.search.campaign import Campaign
-from scripted.search.execution import execute
+from scripted.search.execution import Failure, execute
 from scripted.search.generated import first_of
 from scripted.search.kinds import Sorter, parts_of, restricted
 from scripted.search.mutant_search import adapter_of
@@ -147,7 +147,7 @@ def variants_of(defect: Defect, adapter: str, count: int, seed: int) -> list[Fin
     until = time.process_time() + _SEARCH_S
     while len(found) < count and time.process_time() < until:
         variant = _varied(schedule, chance)
-        failure = None if variant is None else execute(variant).failure
+        failure = None if variant is None else _failure(variant)
         if (
             variant is not None
             and failure is not None
@@ -165,12 +165,16 @@ def _parsed(text: str) -> Schedule | None:
         return None
 
 
-def _signature(schedule: Schedule) -> str:
-    """Return how a schedule fails; empty if it passes or makes no run."""
+def _failure(schedule: Schedule) -> Failure | None:
+    """Return how a schedule fails; None if it passes or makes no run, as with a pool that its engine refuses."""
     try:
-        failure = execute(schedule).failure
+        return execute(schedule).failure
     except (ScriptDefinitionError, HarnessError, ValueError):
-        return ""
+        return None
+
+
+def _signature(schedule: Schedule) -> str:
+    failure = _failure(schedule)
     return "" if failure is None else failure.signature
 
 
