@@ -17,13 +17,28 @@ class Parser(Protocol):
     def flush(self) -> list[Part]: ...
 
 
+class CallParser(Protocol):
+    def push(self, text: str) -> list[Part]: ...
+
+    def flush(self, *, stopped: bool) -> list[Part]: ...
+
+
 def parsed(parser: Parser, pieces: Iterable[str]) -> list[Part]:
     """Every part, neighbours of one kind joined."""
+    return _joined(parser.push, pieces, parser.flush)
+
+
+def parsed_calls(parser: CallParser, pieces: Iterable[str], *, stopped: bool = True) -> list[Part]:
+    """The same of a parser of calls. ``stopped``: the model ended the text, rather than a limit."""
+    return _joined(parser.push, pieces, lambda: parser.flush(stopped=stopped))
+
+
+def _joined(push: Callable[[str], list[Part]], pieces: Iterable[str], flush: Callable[[], list[Part]]) -> list[Part]:
     found: list[Part] = []
     for piece in pieces:
-        for part in parser.push(piece):
+        for part in push(piece):
             appended(found, part)
-    for part in parser.flush():
+    for part in flush():
         appended(found, part)
     return found
 

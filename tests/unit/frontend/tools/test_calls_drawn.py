@@ -11,10 +11,10 @@ from typing import Any
 
 import jsonschema
 import pytest
-from parsed_answers import shown
+from parsed_answers import parsed_calls, shown
 from texts_of_grammars import allowed
 
-from engine.frontend.text.reasoning import Part, appended
+from engine.frontend.text.reasoning import Part
 from engine.frontend.text.tools.argument_schemas import is_text, properties_of
 from engine.frontend.text.tools.call_grammar import OfferedTool, required_calls
 from engine.frontend.text.tools.families import CALL, CALLS, END_CALL, END_CALLS, FAMILIES, SEPARATOR
@@ -27,14 +27,7 @@ Call = tuple[str, str, Any]
 
 
 def parts_of(family: str, pieces: list[str] | str, *, stopped: bool = True) -> list[Part]:
-    parser = FAMILIES[family](TOOLS, dict.fromkeys(TOOLS, PROPERTIES))
-    found: list[Part] = []
-    for piece in pieces:
-        for part in parser.push(piece):
-            appended(found, part)
-    for part in parser.flush(stopped=stopped):
-        appended(found, part)
-    return found
+    return parsed_calls(FAMILIES[family](TOOLS, dict.fromkeys(TOOLS, PROPERTIES)), pieces, stopped=stopped)
 
 
 def read(family: str, text: str, *, stopped: bool = True) -> list[tuple[Any, ...]]:

@@ -9,13 +9,13 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Any, NamedTuple
 
 import pytest
-from parsed_answers import shown
+from parsed_answers import parsed_calls, shown
 
 from engine.core.messages import FinishReason
 from engine.frontend.protocols.openai.chat_blocks import BlockKind, SpokenChoice
 from engine.frontend.schema.native import CachedTokensDetails, GenerateAnswer, MetaInfo
 from engine.frontend.text.dialect import AnswerParser
-from engine.frontend.text.reasoning import Part, appended
+from engine.frontend.text.reasoning import Part
 from engine.frontend.text.tools.families import CALL, CALLS, END_CALL, END_CALLS, FAMILIES, SEPARATOR
 from engine.frontend.text.tools.families.kimi_k2 import ARGUMENTS, END_SECTION, SECTION
 from engine.frontend.text.tools.families.kimi_k2 import CALL as CALL_OF_KIMI
@@ -133,14 +133,7 @@ LISTED: Pieces = [
 
 
 def parts_of(family: str, pieces: Iterable[str]) -> list[Part]:
-    parser = FAMILIES[family.split()[0]](TOOLS, dict.fromkeys(TOOLS, PROPERTIES))
-    found: list[Part] = []
-    for piece in pieces:
-        for part in parser.push(piece):
-            appended(found, part)
-    for part in parser.flush(stopped=True):
-        appended(found, part)
-    return found
+    return parsed_calls(FAMILIES[family.split()[0]](TOOLS, dict.fromkeys(TOOLS, PROPERTIES)), pieces)
 
 
 def calls_of(family: str, text: str) -> list[tuple[Any, ...]]:

@@ -9,9 +9,9 @@ from collections.abc import Callable, Mapping
 from typing import Any, Final
 
 import pytest
-from parsed_answers import parsed
+from parsed_answers import parsed, parsed_calls
 
-from engine.frontend.text.reasoning import CallArguments, CallBegun, CallEnded, Content, Part, appended
+from engine.frontend.text.reasoning import CallArguments, CallBegun, CallEnded, Content, Part
 from engine.frontend.text.tools.argument_schemas import Properties
 from engine.frontend.text.tools.closing_tags import SHORTEST_CUT_TAG
 from engine.frontend.text.tools.families import CALL, CALLS, END_CALL, END_CALLS, FAMILIES, SEPARATOR
@@ -81,13 +81,7 @@ def read(family: str, text: str, tools: Mapping[str, Properties] = OF_TOOLS, *, 
     """
 
     def of(pieces: list[str]) -> list[Part]:
-        parser, found = FAMILIES[family](tools, tools), list[Part]()
-        for piece in pieces:
-            for part in parser.push(piece):
-                appended(found, part)
-        for part in parser.flush(stopped=stopped):
-            appended(found, part)
-        return found
+        return parsed_calls(FAMILIES[family](tools, tools), pieces, stopped=stopped)
 
     whole = of([text])
     assert of([*text]) == whole, text

@@ -8,10 +8,9 @@ from typing import Any
 
 import pytest
 from every_case import every_case
-from parsed_answers import shown
+from parsed_answers import parsed_calls, shown
 
 from engine.frontend.text.incoming_text import IncomingText
-from engine.frontend.text.reasoning import appended
 from engine.frontend.text.tools.families import CALL, CALLS, END_CALL, END_CALLS, FAMILIES, SEPARATOR
 from engine.frontend.text.tools.families.kimi_k2 import ARGUMENTS, SECTION
 from engine.frontend.text.tools.families.kimi_k2 import CALL as CALL_OF_KIMI
@@ -40,13 +39,7 @@ def parse(family: str, text: str) -> list[tuple[str, ...]]:
     """The parts of a text that the model ended, the same however the text is cut into two."""
 
     def of(*pieces: str) -> list[tuple[str, ...]]:
-        parser, parts = FAMILIES[family](TOOLS, OF_TOOLS), list[Any]()
-        for piece in pieces:
-            for part in parser.push(piece):
-                appended(parts, part)
-        for part in parser.flush(stopped=True):
-            appended(parts, part)
-        return shown(parts)
+        return shown(parsed_calls(FAMILIES[family](TOOLS, OF_TOOLS), pieces))
 
     whole = of(text)
     assert of(*text) == whole

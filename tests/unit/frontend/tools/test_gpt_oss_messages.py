@@ -7,11 +7,11 @@ from typing import Any
 
 import pytest
 from every_case import every_case
-from parsed_answers import shown
+from parsed_answers import parsed_calls, shown
 from test_call_grammar import PLAIN_TOOLS, Walk, require_kept, tokenizer
 
 from engine.frontend.text.dialect import Dialect, Parsing
-from engine.frontend.text.reasoning import GPT_OSS, Part, ReasoningStart, appended
+from engine.frontend.text.reasoning import GPT_OSS, ReasoningStart
 from engine.frontend.text.tools.call_grammar import (
     OfferedTool,
     after_reasoning,
@@ -37,13 +37,7 @@ def parse(text: str, tools: tuple[str, ...] | None = TOOLS, *, family: str = "gp
     dialect = Dialect(family=FAMILIES.get(family), reasoning=GPT_OSS)
 
     def of(*pieces: str) -> list[tuple[str, ...]]:
-        parser, found = dialect.parser(Parsing(tools=tools, reasoning=CHANNELS)), list[Part]()
-        for piece in pieces:
-            for part in parser.push(piece):
-                appended(found, part)
-        for part in parser.flush(stopped=True):
-            appended(found, part)
-        return shown(found)
+        return shown(parsed_calls(dialect.parser(Parsing(tools=tools, reasoning=CHANNELS)), pieces))
 
     whole = of(text)
     assert of(*text) == whole

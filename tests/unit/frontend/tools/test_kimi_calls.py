@@ -5,10 +5,10 @@ from __future__ import annotations
 from typing import Any
 
 from every_case import every_case
-from parsed_answers import parsed, shown
+from parsed_answers import parsed, parsed_calls, shown
 
 from engine.frontend.text.dialect import Dialect, Parsing
-from engine.frontend.text.reasoning import CallBegun, Part, ReasoningStart, appended
+from engine.frontend.text.reasoning import CallBegun, Part, ReasoningStart
 from engine.frontend.text.tools.families import CALL as CALL_OF_DEEPSEEK
 from engine.frontend.text.tools.families import CALLS, FAMILIES, SEPARATOR
 from engine.frontend.text.tools.families.kimi_k2 import ARGUMENTS, CALL, END_CALL, END_SECTION, SECTION
@@ -29,13 +29,7 @@ def parts_of(text: str) -> list[Part]:
     """The parts of a text that the model ended, the same however the text is cut into two."""
 
     def of(*pieces: str) -> list[Part]:
-        parser, found = FAMILIES["kimi_k2"](TOOLS, PROPERTIES), list[Part]()
-        for piece in pieces:
-            for part in parser.push(piece):
-                appended(found, part)
-        for part in parser.flush(stopped=True):
-            appended(found, part)
-        return found
+        return parsed_calls(FAMILIES["kimi_k2"](TOOLS, PROPERTIES), pieces)
 
     whole = of(text)
     assert of(*text) == whole

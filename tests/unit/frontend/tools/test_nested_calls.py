@@ -7,9 +7,9 @@ import json
 from typing import Any
 
 import pytest
-from parsed_answers import shown
+from parsed_answers import parsed_calls, shown
 
-from engine.frontend.text.reasoning import Part, appended
+from engine.frontend.text.reasoning import Part
 from engine.frontend.text.tools.families import FAMILIES
 
 TOOLS = ("write", "read")
@@ -48,14 +48,7 @@ VALUES = {
 
 
 def parts_of(family: str, pieces: list[str] | str, *, stopped: bool = True) -> list[Part]:
-    parser = FAMILIES[family](TOOLS, dict.fromkeys(TOOLS, PROPERTIES))
-    found: list[Part] = []
-    for piece in pieces:
-        for part in parser.push(piece):
-            appended(found, part)
-    for part in parser.flush(stopped=stopped):
-        appended(found, part)
-    return found
+    return parsed_calls(FAMILIES[family](TOOLS, dict.fromkeys(TOOLS, PROPERTIES)), pieces, stopped=stopped)
 
 
 def calls_of(family: str, text: str) -> list[tuple[str, Any]]:
@@ -129,13 +122,7 @@ OF_TOOLS = {"write": PROPERTIES, "read": {"n": {"type": "integer"}, "mode": {"en
 
 def calls_of_tools(family: str, text: str) -> list[tuple[str, Any]]:
     def of(pieces: list[str] | str) -> list[tuple[str, ...]]:
-        parser, found = FAMILIES[family](TOOLS, OF_TOOLS), list[Part]()
-        for piece in pieces:
-            for part in parser.push(piece):
-                appended(found, part)
-        for part in parser.flush(stopped=True):
-            appended(found, part)
-        return shown(found)
+        return shown(parsed_calls(FAMILIES[family](TOOLS, OF_TOOLS), pieces))
 
     whole = of([text])
     assert of(text) == whole
